@@ -1,0 +1,183 @@
+"""The typed configuration of a run.
+
+`TrainConfig` lists every key with its type, its range and its meaning; `loader.py` reads config files and the command
+line into it. What is wrong ends in a `ConfigError`, one line that names the place, the value and what is allowed: a
+typo must not become a week of GPU time with a default value.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, FiniteFloat
+from pydantic.dataclasses import dataclass
+
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+NonNegative = Annotated[FiniteFloat, Field(ge=0)]
+BelowOne = Annotated[FiniteFloat, Field(ge=0, lt=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class ConfigError(Exception):
+    """A config that cannot be used. The message is one line that a user can act on."""
+
+
+CHECKS = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKS)
+class TrainConfig:
+    """Every value of a run. The defaults are GPT-2 small with AdamW as published (arXiv 2411.10438, Tables 10-12).
+
+    Raises:
+        pydantic.ValidationError: a value of the wrong type or out of range, an unknown key.
+        ConfigError: values that exclude each other.
+    """
+
+    # --- model ---
+    n_layer: Count = 12
+    """transformer blocks"""
+    n_head: Count = 12
+    """attention heads; must divide n_embd"""
+    n_embd: Count = 768
+    """width of the residual stream"""
+    block_size: Count = 1024
+    """context length in tokens"""
+    vocab_size: Annotated[int, Field(ge=2, le=65536)] = 50304
+    """rows of the token embedding: GPT-2's 50257 padded to a multiple of 64"""
+    dropout: BelowOne = 0.0
+    """dropout probability of embeddings, attention and residual branches"""
+    bias: bool = False
+    """biases in linear layers and layer norms"""
+    scale_attn_by_inverse_layer_idx: bool = True
+    """divide the attention scores of layer i (from 1) by i as well; True in every published run"""
+
+    # --- data ---
+    dataset: Text = "openwebtext"
+    """a folder of data/ (data/openwebtext), or a path to a folder with train.bin and val.bin"""
+    batch_size: Count = 15
+    """micro-batch: sequences that one process computes at a time"""
+    total_batch_size: Count = 480
+    """sequences in one update, all processes together; batch_size x processes must divide it, the rest is
+    gradient accumulation"""
+    seed: CountOrZero = 5000
+    """seed of initial weights, batches and dropout"""
+
+    # --- optimizer ---
+    optimizer: Literal["adamw", "mars-adamw"] = "adamw"
+    """which optimizer steps the matrices (see optim/)"""
+    learning_rate: Positive = 6e-4
+    """peak learning rate, reached at the end of the warm-up"""
+    min_lr: NonNegative = 3e-5
+    """learning rate at and after lr_decay_iters"""
+    warmup_iters: CountOrZero = 2000
+    """updates of linear warm-up; the first one already has learning_rate / warmup_iters"""
+    lr_decay_iters: Count | None = None
+    """update at which the cosine reaches min_lr; none: max_iters"""
+    weight_decay: NonNegative = 0.1
+    """decoupled weight decay of hidden matrices and, unless set apart, of embeddings"""
+    weight_decay_embedding: NonNegative | None = None
+    """decoupled weight decay of token and position embeddings; none: weight_decay"""
+    weight_decay_1d: NonNegative = 0.0
+    """decoupled weight decay of vectors (layer norms, biases)"""
+    beta1: BelowOne = 0.9
+    """decay of the first moment"""
+    beta2: BelowOne = 0.95
+    """decay of the second moment"""
+    eps: NonNegative = 1e-8
+    """added to the root of the second moment"""
+    lr_1d: Positive | None = None
+    """peak learning rate of vectors, scheduled in proportion to learning_rate; none: learning_rate"""
+    betas_1d: tuple[BelowOne, BelowOne] | None = None
+    """betas of vectors; none: (beta1, beta2)"""
+    grad_clip: NonNegative = 1.0
+    """global norm to which the gradient is clipped before the optimizer sees it; 0: no clipping"""
+    gradient_multiplier: Positive = 1.0
+    """factor on the averaged gradient before clipping; the published code amounts to 4.0 (small, medium) or
+    12.0 (large)"""
+    gamma: FiniteFloat = 0.025
+    """MARS: scale of the gradient correction"""
+    mars_clip: Literal["tensor", "global", "none"] = "tensor"
+    """MARS: clip the corrected gradient to norm 1 tensor by tensor (published code), as one vector (paper) or not"""
+    mars_first_step: Literal["paper", "official"] = "paper"
+    """MARS: the first reference gradient: the gradient itself (paper, no correction) or zero (published code)"""
+
+    # --- loop ---
+    max_iters: CountOrZero = 100_000
+    """updates, exactly"""
+    eval_interval: CountOrZero = 1000
+    """updates between evaluations on the whole validation file; 0: only before the first and after the last"""
+    log_interval: Count = 10
+    """updates between rows of training loss"""
+    checkpoint_interval: CountOrZero = 1000
+    """updates between checkpoints; 0: only after the last update"""
+    keep_checkpoints: Count = 2
+    """how many of the newest checkpoints to keep, beside the best one"""
+    out_dir: Text = "runs/gpt2"
+    """the run's folder: config.json, metrics.jsonl, checkpoints/"""
+    resume: Literal["auto", "never"] | None = None
+    """when out_dir holds a run already: auto continues it, never refuses, none refuses and names both"""
+
+    # --- machine ---
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    """auto (cuda, else mps, else cpu), cpu, cuda, cuda:N or mps"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """numbers of the forward and backward pass; weights stay float32. auto: on CUDA bfloat16 where the GPU has it,
+    else float16; elsewhere float32"""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile the model; auto: on CUDA"""
+
+    # --- wandb ---
+    wandb_log: bool = False
+    """log to Weights & Biases too; offline where there is no network or no login"""
+    wandb_project: Text = "mars-gpt2"
+    """project in Weights & Biases"""
+    wandb_run_name: str | None = None
+    """name of the run there; none: the last part of out_dir"""
+    wandb_x_axis: Literal["iter", "tokens", "time"] = "iter"
+    """what the charts there are drawn against"""
+
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head:
+            raise ConfigError(
+                f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; n_head can be {_divisors(self.n_embd)}"
+            )
+        if self.min_lr > self.learning_rate:
+            raise ConfigError(
+                f"min_lr={self.min_lr:g} is above learning_rate={self.learning_rate:g}; lower --min_lr as well"
+            )
+
+    @property
+    def decay_iters(self) -> int:
+        """The update at which the learning rate reaches its minimum."""
+        return self.max_iters if self.lr_decay_iters is None else self.lr_decay_iters
+
+    def accumulation_steps(self, processes: int) -> int:
+        """Micro-batches that each of `processes` processes computes for one update.
+
+        Raises:
+            ConfigError: batch_size x processes does not divide total_batch_size.
+        """
+        total = self.total_batch_size
+        if total % (self.batch_size * processes) == 0:
+            return total // (self.batch_size * processes)
+        if total % processes:
+            raise ConfigError(
+                f"total_batch_size={total} cannot be shared equally by {processes} processes; "
+                f"numbers of processes that divide it: {_divisors(total)}"
+            )
+        raise ConfigError(
+            f"batch_size={self.batch_size} x {processes} process(es) does not divide total_batch_size={total}; "
+            f"batch_size can be {_divisors(total // processes)}"
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+
+
+from configs.loader import describe, load_config  # noqa: E402  (the loader needs TrainConfig)
+
+__all__ = ["ConfigError", "TrainConfig", "describe", "load_config"]
