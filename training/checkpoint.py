@@ -1,0 +1,53 @@
+"""Checkpoints: `checkpoints/iter-00001000.pt`, each whole or not there at all.
+
+A file is written under a temporary name, flushed to disk and renamed. `torch.load(weights_only=True)` opens it; its
+keys are `model` (names as in `model.py`), `optimizer`, `scaler`, `config`, `iter`, `best_val_loss`, `best_iter` and
+`time`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class CheckpointFolder:
+    """The checkpoints of a run: the newest `keep` and the best.
+
+    Args:
+        path: the folder; made at the first save.
+        keep: how many of the newest to keep.
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path, self.keep = path, keep
+
+    def save(self, checkpoint: dict[str, Any]) -> Path:
+        """Writes a checkpoint, then deletes those that are no longer wanted."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        target = self._file(checkpoint["iter"])
+        temporary = target.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        wanted = {*self._files()[-self.keep :], self._file(checkpoint["best_iter"])}
+        for old in self._files():
+            if old not in wanted:
+                old.unlink()
+        return target
+
+    def load_newest(self, device: torch.device) -> dict[str, Any] | None:
+        """The newest checkpoint, or None where there is none."""
+        files = self._files()
+        return torch.load(files[-1], map_location=device, weights_only=True) if files else None
+
+    def _files(self) -> list[Path]:
+        return sorted(self.path.glob("iter-*.pt"))
+
+    def _file(self, update: int) -> Path:
+        return self.path / f"iter-{update:08}.pt"

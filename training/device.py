@@ -1,0 +1,89 @@
+"""Devices and the numbers they compute in."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from training import RunError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Dense bfloat16/float16 tensor-core rates with float32 accumulation, from NVIDIA's data sheets, in operations a second.
+# The first name that is part of the device's name counts.
+PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
+
+
+def pick_device(name: str, local_rank: int, local_size: int) -> torch.device:
+    """The device of a process.
+
+    Args:
+        name: auto, cpu, cuda, cuda:N or mps.
+        local_rank, local_size: this process and their number on this host.
+
+    Raises:
+        RunError: a device that is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise RunError("--device=mps: torch sees no MPS device here; --device can be cpu or auto")
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if not torch.cuda.is_available() or (device.index or 0) >= count:
+        raise RunError(f"--device={name}: torch {torch.__version__} sees {count} CUDA devices here; cpu works anywhere")
+    if local_size > count:
+        raise RunError(f"{local_size} processes on a host with {count} CUDA devices; use --nproc_per_node={count}")
+    if local_size > 1 and device.index is not None:
+        raise RunError(f"--device={name} with {local_size} processes: use --device=cuda, each takes its own")
+    device = torch.device("cuda", local_rank if device.index is None else device.index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def pick_dtype(name: Dtype, device: torch.device) -> Dtype:
+    """The numbers of the forward and backward pass: `name`, or for auto what suits the device."""
+    if name != "auto":
+        return name
+    if device.type != "cuda":
+        return "float32"
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+
+def autocast(device: torch.device, dtype: str) -> AbstractContextManager[None]:
+    """The context of the forward pass."""
+    return torch.autocast(device.type, DTYPES[dtype], enabled=dtype != "float32")
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def device_name(device: torch.device) -> str:
+    """The device as its maker calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu" and (cpuinfo := Path("/proc/cpuinfo")).exists():
+        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()
+
+
+def peak_flops(device: torch.device, dtype: str) -> float | None:
+    """Floating-point operations a second that the device could reach; None where that is not known."""
+    if device.type != "cuda" or dtype == "float32":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((flops for key, flops in PEAK_FLOPS.items() if key in name), None)

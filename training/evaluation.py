@@ -1,0 +1,38 @@
+"""The validation loss: over the whole file, in order, shared by all processes, without a trace in training."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from data.batches import IGNORED, EvaluationBatches
+from training.device import autocast
+from training.processes import Processes
+
+
+@torch.no_grad()
+def validation_loss(model: nn.Module, batches: EvaluationBatches, processes: Processes, dtype: str) -> float:
+    """Mean cross-entropy in nats a token over the validation file; the same on every process.
+
+    Uses no random numbers and leaves the model in its mode. Losses are gathered on the device and read once, and summed
+    in float64, so that the result depends neither on the number of processes nor on the micro-batch.
+
+    Args:
+        model: returns (logits, mean loss over the targets that count) of (inputs, targets).
+        batches: this process's share.
+        dtype: of the forward pass.
+    """
+    was_training = model.training
+    model.eval()
+    losses, counts = [], []
+    for index in range(len(batches)):
+        inputs, targets = batches[index]
+        counts.append(int((targets != IGNORED).sum()))
+        with autocast(processes.device, dtype):
+            _, loss = model(inputs.to(processes.device), targets.to(processes.device))
+        losses.append(loss)
+    model.train(was_training)
+    means = torch.stack(losses).cpu().double().tolist() if losses else []
+    total = sum(mean * count for mean, count in zip(means, counts, strict=True))
+    total, count = processes.sum([total, float(sum(counts))])
+    return total / count

@@ -1,0 +1,101 @@
+"""A run's figures: rows in `metrics.jsonl`, lines on the console, and the clock behind both."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.device import synchronize
+
+KINDS = ("train/loss", "val/loss")  # a row is of the kind whose key it has
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object a line, appended, with `iter` strictly increasing within a kind.
+
+    A run that goes on from a checkpoint computes some rows again; those that the file holds already are dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._last = dict.fromkeys(KINDS, -1)
+        if path.exists():
+            content = path.read_bytes()
+            for line in content.splitlines():
+                self._note(line)
+            if content and not content.endswith(b"\n"):  # the process was killed while it wrote this line
+                with path.open("ab") as file:
+                    file.write(b"\n")
+        self._file = path.open("a", encoding="utf-8")
+
+    def _note(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            return
+        for kind in KINDS:
+            if kind in row:
+                self._last[kind] = max(self._last[kind], row["iter"])
+
+    def append(self, row: dict[str, Any]) -> bool:
+        """Writes a row, unless the file holds a later or equal one of its kind. Infinite numbers and NaN become null.
+
+        Returns:
+            whether it was written.
+        """
+        kind = next(kind for kind in KINDS if kind in row)
+        if row["iter"] <= self._last[kind]:
+            return False
+        self._last[kind] = row["iter"]
+        clean = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
+        self._file.write(json.dumps(clean) + "\n")
+        self._file.flush()
+        return True
+
+
+class TrainingClock:
+    """Seconds spent on updates. Stopped for evaluations and checkpoints, so that runs which do more of them compare.
+
+    Args:
+        seconds: already spent, by earlier processes of the run.
+        device: what to wait for before the clock stops.
+    """
+
+    def __init__(self, seconds: float, device: torch.device) -> None:
+        self._before, self._device = seconds, device
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Goes on."""
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Waits for the device and stops."""
+        synchronize(self._device)
+        self._before = self.seconds()
+        self._since = None
+
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return self._before + (time.perf_counter() - self._since if self._since is not None else 0.0)
+
+
+def format_duration(seconds: float) -> str:
+    """0:07, 12:34, 5:06:07 or 3d 4:05:06."""
+    whole = max(0, round(seconds))
+    days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
+    if days:
+        return f"{days}d {hours}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_count(number: float) -> str:
+    """950, 31.5k, 124.4M or 49.15B."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.4g}{unit}"
+    return f"{number:.4g}"
