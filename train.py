@@ -8,6 +8,7 @@ optimizers see the same ones.
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,10 @@ def main(arguments: list[str]) -> int:
         config = load_config(arguments[0], arguments[1:])
         processes = Processes.from_environment(config.device)
         config.accumulation_steps(processes.size)
-        data = open_dataset(config.dataset, config.block_size, config.vocab_size)
-        check_folder(config)
-        processes.connect()
-        Training(resolve(config, processes), processes, data).run()
+        with closing(open_dataset(config.dataset, config.block_size, config.vocab_size)) as data:
+            check_folder(config)
+            processes.connect()
+            Training(resolve(config, processes), processes, data).run()
     except (ConfigError, DataError, RunError) as error:
         # What is wrong for all processes is said once on each host; what went wrong on the way, by the one it befell.
         started = processes is not None and processes.is_connected
@@ -110,6 +111,7 @@ class Training:
         config = self.config
         if self.update >= config.max_iters > 0:
             self._say(f"nothing to do: {self.update} of {config.max_iters} updates are done")
+            self._close_outputs()
             return
         if self.update == 0:
             self._evaluate()
@@ -129,8 +131,7 @@ class Training:
                 if save or improved:
                     self._save()
                 self.clock.start()
-        if self.tracker is not None:
-            self.tracker.finish()
+        self._close_outputs()
 
     def _train_once(self) -> tuple[Tensor, Tensor]:
         """One update. Returns this process's mean loss and the norm of the whole gradient before clipping."""
@@ -258,6 +259,12 @@ class Training:
                 folder=folder,
                 settings=record,
             )
+
+    def _close_outputs(self) -> None:
+        if self.processes.is_main:
+            self.metrics.close()
+        if self.tracker is not None:
+            self.tracker.finish()
 
     def _say(self, line: str) -> None:
         if self.processes.is_main:

@@ -78,7 +78,7 @@ class TokenStream:
             count = min(length, int(self._ends[index]) - start)
             parts.append(self._read_file(index, start - begin, count))
             start, length, index = start + count, length - count, index + 1
-        return np.concatenate(parts) if len(parts) != 1 else parts[0]
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, "<u2")])
 
     def _read_file(self, index: int, start: int, count: int) -> Tokens:
         wanted, offset = count * ITEM, self._headers[index] + start * ITEM
@@ -131,13 +131,18 @@ def check_tokens(tokens: Tokens, vocab_size: int, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A folder of token files."""
+    """A folder of token files, open."""
 
     path: Path
     train: TokenStream
     val: TokenStream
     meta: dict[str, Any]
     """meta.json, or nothing where the folder has none (nanoGPT's and llm.c's have none)"""
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.train.close()
+        self.val.close()
 
     def describe(self) -> dict[str, Any]:
         """What a run records of its data; None where it is not known."""

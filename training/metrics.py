@@ -56,6 +56,10 @@ class MetricsFile:
         self._file.flush()
         return True
 
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
 
 class TrainingClock:
     """Seconds spent on updates. Stopped for evaluations and checkpoints, so that runs which do more of them compare.

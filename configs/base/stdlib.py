@@ -16,3 +16,4 @@ eval_interval = 100
 log_interval = 10
 checkpoint_interval = 200
 keep_checkpoints = 1
+compile = False  # a model this small trains faster than it compiles

@@ -1,0 +1,103 @@
+"""Small data sets, and runs of train.py on them."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import train
+from tests.helpers import write_tokens
+
+ROOT = Path(__file__).resolve().parents[1]
+VOCABULARY = 64
+
+# A model that makes an update in milliseconds.
+TINY_CONFIG = f"""
+vocab_size = {VOCABULARY}
+n_layer = 2
+n_head = 2
+n_embd = 32
+block_size = 16
+batch_size = 4
+total_batch_size = 8
+max_iters = 6
+warmup_iters = 2
+learning_rate = 1e-2
+min_lr = 1e-3
+eval_interval = 3
+log_interval = 1
+checkpoint_interval = 0
+device = "cpu"
+compile = False
+"""
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Text-like tokens: a random walk, so that there is something to learn."""
+    steps = np.random.default_rng(0).integers(-2, 3, size=6000)
+    tokens = np.cumsum(steps) % VOCABULARY
+    return write_tokens(tmp_path / "data", tokens[:5000], tokens[5000:])
+
+
+@pytest.fixture
+def config(tmp_path: Path, dataset: Path) -> Path:
+    """A config file for the data set."""
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY_CONFIG + f"dataset = {str(dataset)!r}\nout_dir = {str(tmp_path / 'run')!r}\n")
+    return path
+
+
+@dataclass
+class Outcome:
+    """How a run of train.py ended and what it left."""
+
+    status: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def series(self, key: str) -> list[float]:
+        return [row[key] for row in self.rows if key in row]
+
+
+Train = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run_train(config: Path, tmp_path: Path) -> Train:
+    """Runs train.py with the tiny config: in this process, or under torchrun where `processes` is given."""
+
+    def run(*overrides: str, out: str = "run", processes: int | None = None, path: Path = config) -> Outcome:
+        folder = tmp_path / out
+        arguments = [str(path), f"--out_dir={folder}", *overrides]
+        if processes is None:
+            stdout, stderr = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+                status = train.main(arguments)
+            return Outcome(status, stdout.getvalue(), stderr.getvalue(), folder)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        done = subprocess.run(
+            [*torchrun, str(ROOT / "train.py"), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr, folder)
+
+    return run

@@ -1,0 +1,282 @@
+"""train.py as a user meets it: what a run computes, writes and says, and how it ends when something is wrong."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model import GPT, GPTConfig
+from optim.build import BUILDERS
+from tests.conftest import ROOT, Outcome, Train
+from tests.helpers import write_tokens
+
+OPTIMIZERS = sorted(BUILDERS)
+
+
+def weights(outcome: Outcome, update: int = 6) -> dict[str, torch.Tensor]:
+    return torch.load(outcome.folder / f"checkpoints/iter-{update:08}.pt", weights_only=True)["model"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_learns_and_leaves_its_folder(run_train: Train, optimizer: str) -> None:
+    done = run_train(f"--optimizer={optimizer}", "--max_iters=60", "--eval_interval=25", "--log_interval=10")
+    assert (done.status, done.stderr) == (0, "")
+    val = [row for row in done.rows if "val/loss" in row]
+    train = [row for row in done.rows if "train/loss" in row]
+    assert [row["iter"] for row in val] == [0, 25, 50, 60]
+    assert [row["iter"] for row in train] == [1, 10, 20, 30, 40, 50, 60]
+    assert all(row["tokens"] == row["iter"] * 8 * 16 for row in done.rows)
+    assert val[0]["val/loss"] == pytest.approx(math.log(64), abs=0.1)
+    assert val[-1]["val/loss"] < 3.2 < val[0]["val/loss"]
+    assert {"lr", "grad_norm", "tokens_per_sec"} <= set(train[0])
+    assert ("mars/clip_rate" in train[0]) == (optimizer == "mars-adamw")
+    times = [row["time"] for row in done.rows]
+    assert times == sorted(times)
+    assert times[0] == 0
+
+
+def test_config_json_records_what_was_used(run_train: Train, dataset: Path) -> None:
+    (dataset / "meta.json").write_text(json.dumps({"tokenizer": "bytes", "vocab_size": 64, "unigram_loss": 4.0}))
+    done = run_train("--max_iters=1", "--dtype=auto", "--compile=auto")
+    record = json.loads((done.folder / "config.json").read_text())
+    assert (record["max_iters"], record["dtype"], record["compile"], record["device"]) == (1, "float32", False, "cpu")
+    assert (record["processes"], record["gradient_accumulation_steps"], record["tokens_per_update"]) == (1, 2, 128)
+    assert (
+        record["parameters"]
+        == GPT(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64)).num_parameters()
+    )
+    assert record["torch_version"] == torch.__version__
+    assert record["data"] == {
+        "path": str(dataset),
+        "train_tokens": 5000,
+        "val_tokens": 1000,
+        "val_bytes": None,
+        "unigram_loss": 4.0,
+        "tokenizer": "bytes",
+    }
+    assert {"command", "code_version", "project_version", "device_name"} <= set(record)
+
+
+def test_the_start_says_what_will_happen(run_train: Train) -> None:
+    out = run_train("--max_iters=2", "--lr_decay_iters=10").stdout
+    assert "27,296 parameters" in out
+    assert "128 tokens = 8 sequences x 16 tokens, as 4 sequences x 2 micro-batches x 1 process\n" in out
+    assert "computing in float32, not compiled" in out
+    assert "lr_decay_iters=10 differs from max_iters=2" in out
+    assert "the run ends within its warm-up" in out
+    assert "left" in out
+
+
+def test_a_checkpoint_holds_what_the_design_says(run_train: Train) -> None:
+    done = run_train("--dtype=float32")
+    files = sorted(path.name for path in (done.folder / "checkpoints").iterdir())
+    assert files[-1] == "iter-00000006.pt"
+    saved = torch.load(done.folder / "checkpoints" / files[-1], weights_only=True)
+    assert {"model", "optimizer", "config", "iter", "best_val_loss"} <= set(saved)
+    assert saved["iter"] == 6
+    assert saved["best_val_loss"] == min(done.series("val/loss"))
+    model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64))
+    model.load_state_dict(saved["model"])
+
+
+def test_the_newest_and_the_best_checkpoints_are_kept(run_train: Train) -> None:
+    # A learning rate that grows until the loss rises again.
+    done = run_train(
+        *("--max_iters=24", "--eval_interval=4", "--checkpoint_interval=4", "--keep_checkpoints=2"),
+        *("--learning_rate=0.5", "--warmup_iters=200", "--lr_decay_iters=1000"),
+    )
+    losses = dict(zip([row["iter"] for row in done.rows if "val/loss" in row], done.series("val/loss"), strict=True))
+    best = min(losses, key=lambda update: losses[update])
+    assert 0 < best < 20, "the test needs a best evaluation before the end"
+    names = sorted(path.name for path in (done.folder / "checkpoints").iterdir())
+    assert names == [f"iter-{update:08}.pt" for update in sorted({best, 20, 24})]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_division_of_the_batch_changes_nothing(tmp_path: Path, run_train: Train, optimizer: str) -> None:
+    """Tokens that are all equal, so that each division sees the very same sequences."""
+    folder = write_tokens(tmp_path / "equal", [3] * 500, [3] * 100)
+    common = (f"--dataset={folder}", f"--optimizer={optimizer}")
+    first = run_train(*common, "--batch_size=8", out="8-1-1")
+    others = [run_train(*common, "--batch_size=1", out="1-8-1")]
+    others += [run_train(*common, "--batch_size=2", out="2-2-2", processes=2)]
+    for other in others:
+        assert other.status == 0, other.stderr
+        for key in ("train/loss", "grad_norm", "val/loss"):
+            np.testing.assert_allclose(other.series(key), first.series(key), rtol=1e-6, atol=1e-6)
+        for name, weight in weights(first).items():
+            torch.testing.assert_close(weights(other)[name], weight, rtol=0, atol=1e-6)
+
+
+def test_two_processes_compute_what_one_does(run_train: Train) -> None:
+    one = run_train("--optimizer=mars-adamw", "--max_iters=20", out="one")
+    two = run_train("--optimizer=mars-adamw", "--max_iters=20", out="two", processes=2)
+    assert two.status == 0, two.stderr
+    np.testing.assert_allclose(two.series("train/loss"), one.series("train/loss"), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(two.series("val/loss"), one.series("val/loss"), rtol=0, atol=1e-5)
+    assert two.stdout.count("parameters: 2 layers") == 1, "only one process speaks"
+
+
+def test_gradients_travel_with_the_last_micro_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from training.processes import Processes
+
+    processes = Processes(rank=0, local_rank=0, size=2, device=torch.device("cpu"))
+    entered = []
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    monkeypatch.setattr(DistributedDataParallel, "no_sync", lambda self: entered.append(self))
+    processes.accumulate(wrapped, last=True)
+    assert entered == []
+    processes.accumulate(wrapped, last=False)
+    assert entered == [wrapped]
+
+
+def test_optimizers_see_the_same_batches_whatever_the_evaluation(run_train: Train) -> None:
+    """The first loss depends on nothing but weights and batch, and evaluating draws no random number."""
+    runs = [run_train("--dropout=0.1", f"--eval_interval={n}", out=f"e{n}") for n in (0, 1, 4)]
+    assert runs[0].series("train/loss") == runs[1].series("train/loss") == runs[2].series("train/loss")
+    assert [row["iter"] for row in runs[0].rows if "val/loss" in row] == [0, 6]
+    mars = run_train("--dropout=0.1", "--optimizer=mars-adamw", out="mars")
+    assert mars.series("train/loss")[0] == runs[0].series("train/loss")[0]
+
+
+def test_dropout_changes_training_but_not_evaluation(run_train: Train) -> None:
+    plain, dropped = run_train(out="plain"), run_train("--dropout=0.5", out="dropped")
+    assert plain.series("val/loss")[0] == dropped.series("val/loss")[0]
+    assert plain.series("train/loss")[0] != dropped.series("train/loss")[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_follows_single(run_train: Train, dtype: str) -> None:
+    single = run_train("--max_iters=20", out="single")
+    half = run_train("--max_iters=20", f"--dtype={dtype}", out="half")
+    assert half.status == 0, half.stderr
+    np.testing.assert_allclose(half.series("val/loss"), single.series("val/loss"), rtol=0, atol=0.02)
+    state = torch.load(half.folder / "checkpoints/iter-00000020.pt", weights_only=True)
+    assert all(weight.dtype == torch.float32 for weight in state["model"].values())
+
+
+def test_gradient_multiplier_and_clip(run_train: Train) -> None:
+    plain = run_train("--max_iters=1", "--grad_clip=0", out="plain")
+    times_4 = run_train("--max_iters=1", "--grad_clip=0", "--gradient_multiplier=4", out="times4")
+    assert times_4.series("grad_norm")[0] == pytest.approx(4 * plain.series("grad_norm")[0], rel=1e-5)
+    assert times_4.series("train/loss") == plain.series("train/loss")
+
+
+def test_the_last_update_has_the_minimum_rate_and_the_first_one_moves(run_train: Train) -> None:
+    rates = run_train("--max_iters=8", "--warmup_iters=2").series("lr")
+    assert rates[0] == pytest.approx(5e-3)
+    assert rates[1] == max(rates) == pytest.approx(1e-2)
+    assert rates[-1] == pytest.approx(1e-3)
+
+
+def test_no_updates_is_an_evaluation(run_train: Train) -> None:
+    done = run_train("--max_iters=0")
+    assert done.status == 0
+    assert [row["iter"] for row in done.rows] == [0]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_goes_on_from_its_checkpoint_exactly(run_train: Train, optimizer: str) -> None:
+    common = (f"--optimizer={optimizer}", "--dropout=0.1", "--lr_decay_iters=9", "--eval_interval=1")
+    straight = run_train(*common, "--max_iters=9", out="straight")
+    run_train(*common, "--max_iters=4", out="parts")
+    parts = run_train(*common, "--max_iters=9", "--resume=auto", out="parts")
+    assert parts.status == 0, parts.stderr
+    assert parts.series("train/loss") == straight.series("train/loss")
+    assert parts.series("val/loss") == straight.series("val/loss")
+    assert parts.series("iter") == straight.series("iter")
+    for name, weight in weights(straight, 9).items():
+        assert torch.equal(weights(parts, 9)[name], weight)
+    again = run_train(*common, "--max_iters=9", "--resume=auto", out="parts")
+    assert again.status == 0
+    assert "nothing to do" in again.stdout
+
+
+def test_rows_are_never_written_twice(run_train: Train) -> None:
+    """A run killed after its last checkpoint computes some rows again; one killed within a row leaves half of it."""
+    straight = run_train(out="straight")
+    run_train("--max_iters=3", "--lr_decay_iters=6", out="parts")
+    kept = (straight.folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:7]
+    assert '"iter": 5' in kept[-1]
+    (straight.folder.parent / "parts" / "metrics.jsonl").write_text("".join(kept) + '{"iter": 6, "tok')
+    parts = run_train("--resume=auto", out="parts")
+    lines = (parts.folder / "metrics.jsonl").read_text().splitlines()
+    assert lines.pop(7) == '{"iter": 6, "tok'
+    rows = [json.loads(line) for line in lines]
+    assert [row["iter"] for row in rows if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["iter"] for row in rows if "val/loss" in row] == [0, 3, 6]
+
+
+def refused(outcome: Outcome, *parts: str) -> None:
+    assert outcome.status == 2
+    assert outcome.stderr.startswith("error: ")
+    assert outcome.stderr.count("\n") == 1, outcome.stderr
+    for part in parts:
+        assert part in outcome.stderr, outcome.stderr
+
+
+def test_a_folder_with_a_run_is_not_overwritten(run_train: Train) -> None:
+    before = run_train()
+    content = (before.folder / "metrics.jsonl").read_text()
+    for resume in ("none", "never"):
+        refused(run_train(f"--resume={resume}"), str(before.folder), "--resume=auto", "--out_dir")
+    assert (before.folder / "metrics.jsonl").read_text() == content
+    refused(run_train("--resume=auto", "--seed=1", "--max_iters=9"), "seed=5000", "--seed=5000")
+
+
+def test_mistakes_end_in_one_line(run_train: Train, dataset: Path, tmp_path: Path) -> None:
+    refused(run_train("--learning_rte=1"), "learning_rte", "learning_rate")
+    refused(run_train("--learning_rate=abc"), "--learning_rate=abc", "number")
+    refused(run_train("--batch_size=7", "--total_batch_size=480"), "batch_size=7", "480", "1, 2, 3, 4, 5, 6, 8")
+    refused(run_train(path=tmp_path / "gone.py"), str(tmp_path / "gone.py"))
+    refused(run_train("--dataset=nowhere"), "data/nowhere", "prepare.py")
+    refused(run_train("--device=cuda:99"), "--device=cuda:99")
+    refused(run_train("--vocab_size=60"), f"{dataset}/train.bin: token 63", "vocab_size=60")
+    refused(run_train(out="data/train.bin/run"), "data/train.bin/run")
+    (dataset / "train.bin").write_bytes(b"abc")
+    refused(run_train(), f"{dataset}/train.bin", "3 bytes")
+    (dataset / "train.bin").write_bytes(b"ab" * 16)
+    refused(run_train(), f"{dataset}/train.bin", "16 tokens", "block_size=16")
+    (dataset / "train.bin").write_bytes(b"")
+    refused(run_train(), f"{dataset}/train.bin is empty")
+    (dataset / "train.bin").unlink()
+    refused(run_train(), f"{dataset}/train.bin is missing")
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_end_all_processes(run_train: Train) -> None:
+    """torchrun itself adds its own report and ends with status 1; the run's own line is there once."""
+    done = run_train("--learning_rate=abc", processes=2)
+    assert done.status != 0
+    assert sum(line.startswith("error: ") for line in done.stderr.splitlines()) == 1
+
+
+def test_the_command_as_typed(config: Path, tmp_path: Path) -> None:
+    """From another folder, through the shell's eyes."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "train.py"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+
+    done = run("tiny.py", "--max_iters=1", "--out_dir=here")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "here" / "metrics.jsonl").exists()
+    wrong = run("tiny.py", "--n_layr=3")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "error: --n_layr=3: unknown key; did you mean n_layer?\n"
+    assert run("--help").stdout.count("\n  --") > 40
+    assert run().returncode == 2
+
+
+def test_training_needs_neither_tiktoken_nor_datasets(config: Path) -> None:
+    heavy = "{'tiktoken', 'datasets', 'wandb', 'matplotlib'}"
+    code = f"import sys, train; train.main([{str(config)!r}]); print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
