@@ -41,10 +41,11 @@ class CheckpointFolder:
                 old.unlink()
         return target
 
-    def load_newest(self, device: torch.device) -> dict[str, Any] | None:
-        """The newest checkpoint, or None where there is none."""
+    def load_newest(self) -> dict[str, Any] | None:
+        """The newest checkpoint, in host memory, or None where there is none. (On the device it would need room beside
+        the model, and step counts that optimizers keep on the host would move there.)"""
         files = self._files()
-        return torch.load(files[-1], map_location=device, weights_only=True) if files else None
+        return torch.load(files[-1], map_location="cpu", weights_only=True) if files else None
 
     def _files(self) -> list[Path]:
         return sorted(self.path.glob("iter-*.pt"))

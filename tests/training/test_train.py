@@ -280,3 +280,17 @@ def test_training_needs_neither_tiktoken_nor_datasets(config: Path) -> None:
     code = f"import sys, train; train.main([{str(config)!r}]); print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [None, 2])
+def test_a_compiled_run_computes_the_same(run_train: Train, processes: int | None) -> None:
+    eager = run_train("--optimizer=mars-adamw", "--max_iters=12", out="eager")
+    compiled = run_train(
+        "--optimizer=mars-adamw", "--max_iters=12", "--compile=true", out="compiled", processes=processes
+    )
+    assert compiled.status == 0, compiled.stderr
+    assert ", compiled, torch" in compiled.stdout
+    np.testing.assert_allclose(compiled.series("train/loss"), eager.series("train/loss"), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(compiled.series("val/loss"), eager.series("val/loss"), rtol=0, atol=1e-4)
+    assert set(weights(compiled, 12)) == set(weights(eager, 12)), "plain names in the checkpoint"
