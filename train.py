@@ -14,8 +14,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-# On a CPU, a thread that waits for the others spins before it sleeps. Where another program takes one of the cores, the
-# OpenMP library's default keeps that program's core busy with waiting and slows a run tenfold. Read when torch is loaded.
+# On a CPU, a thread that waits for the others spins before it sleeps: by OpenMP's default so long that a run slows
+# tenfold when another program uses one of the cores. Read when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 import torch
