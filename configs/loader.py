@@ -1,8 +1,8 @@
 """Reads config files and the command line into a `TrainConfig`.
 
-A config is a Python file of plain assignments to the keys of `TrainConfig`. It can build on others: `base = "base/x.py"`,
-or a tuple of such names, relative to the file. Later bases override earlier ones and the file overrides them all;
-`--key=value` overrides the file.
+A config is a Python file of plain assignments to the keys of `TrainConfig`. It can build on others:
+`base = "base/x.py"` or a tuple of such names, relative to the file. Later bases override earlier ones and the file
+overrides them all; `--key=value` overrides the file.
 """
 
 from __future__ import annotations

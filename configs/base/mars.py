@@ -1,5 +1,6 @@
-# MARS-AdamW, approximate, as published (arXiv 2411.10438, Algorithm 2 and Tables 10-12). Vectors are on AdamW with a
-# learning rate, betas and decay of their own. The published code clips tensor by tensor, the paper's text as one vector.
+# MARS-AdamW, approximate, as published (arXiv 2411.10438, Algorithm 2 and Tables 10-12). Vectors are on AdamW,
+# with a learning rate, betas and decay of their own. The published code clips c tensor by tensor; by the paper's
+# text it is clipped as one vector. Embeddings are stepped like matrices; the published code does not decay them.
 
 optimizer = "mars-adamw"
 beta1 = 0.95
