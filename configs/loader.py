@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from configs import ConfigError, TrainConfig
+from configs.schema import ConfigError, TrainConfig
 
 TYPES = typing.get_type_hints(TrainConfig, include_extras=True)
 Values = dict[str, tuple[Any, str]]  # key -> (value, where it was given)

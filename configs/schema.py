@@ -176,8 +176,3 @@ class TrainConfig:
 
 def _divisors(number: int) -> str:
     return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
-
-
-from configs.loader import describe, load_config  # noqa: E402  (the loader needs TrainConfig)
-
-__all__ = ["ConfigError", "TrainConfig", "describe", "load_config"]
