@@ -54,9 +54,9 @@ def main(arguments: list[str]) -> int:
             processes.connect()
             Training(resolve(config, processes), processes, data).run()
     except (ConfigError, DataError, RunError) as error:
-        # What is wrong for all processes is said once on each host; what went wrong on the way, by the one it befell.
-        started = processes is not None and processes.is_connected
-        if started or local_rank_from_environment() == 0:
+        # What is wrong for all processes is said once on each host; what one process read midway, by that process.
+        midway = processes is not None and processes.is_connected and isinstance(error, DataError)
+        if midway or local_rank_from_environment() == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     processes.close()

@@ -1,4 +1,5 @@
-# The quickstart's AdamW. Its learning rate was the best of 1e-3, 2e-3, 4e-3 and 8e-3 at this size, with one seed.
+# The quickstart's AdamW. Validation loss after 600 updates by learning rate, one seed (minimum a tenth of it, 2 CPU
+# cores, Python 3.11's library): 1e-3 2.125, 2e-3 1.974, 4e-3 1.890, 8e-3 1.883. A larger rate is not clearly better.
 base = "base/stdlib.py", "base/adamw.py"
 
 learning_rate = 4e-3
