@@ -26,26 +26,36 @@ from data import DataError
 from data.batches import EvaluationBatches, TrainingBatches, dropout_seed
 from data.tokens import Dataset, open_dataset
 from model import GPT, GPTConfig
-from optim import build_optimizer, describe_groups, learning_rate_at, optimizer_metrics, set_learning_rate
+from optim import (
+    build_optimizer,
+    describe_groups,
+    learning_rate_at,
+    load_optimizer_state,
+    optimizer_metrics,
+    set_learning_rate,
+)
 from training import RunError
 from training.checkpoint import CheckpointFolder
-from training.device import autocast, peak_flops, pick_dtype
+from training.device import autocast, peak_flops, pick_dtype, to_device
 from training.evaluation import validation_loss
 from training.metrics import MetricsFile, TrainingClock, format_count, format_duration
 from training.processes import Processes, local_rank_from_environment
-from training.record import check_folder, check_resume, start_lines, write_config
+from training.record import changed_settings, check_folder, check_resume, config_of_run, start_lines, write_config
 from training.tracking import Tracker
 
-USAGE = "usage: python train.py CONFIG.py [--key=value ...]     (train.py --help lists the keys)"
+USAGE = "usage: python train.py CONFIG.py [--key=value ...] (--help lists the keys)"
 
 
 def main(arguments: list[str]) -> int:
-    """Trains as the command line says. Returns the exit status: 0, or 2 for an error that the user can mend."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(f"{__doc__}\n{USAGE}\n\nkeys and defaults:\n{describe()}" if arguments else USAGE)
-        return 0 if arguments else 2
+    """Trains as the command line says. Returns the exit status: 0, 2 for an error that the user can mend, 130 if
+    interrupted."""
+    if {"-h", "--help"} & set(arguments):
+        print(f"{__doc__}\n{USAGE}\n\nkeys and defaults:\n{describe()}")
+        return 0
     processes = None
     try:
+        if not arguments or arguments[0].startswith("--"):
+            raise ConfigError(f"no config; {USAGE}")
         config = load_config(arguments[0], arguments[1:])
         processes = Processes.from_environment(config.device)
         config.accumulation_steps(processes.size)
@@ -53,14 +63,31 @@ def main(arguments: list[str]) -> int:
             check_folder(config)
             processes.connect()
             Training(resolve(config, processes), processes, data).run()
-    except (ConfigError, DataError, RunError) as error:
-        # What is wrong for all processes is said once on each host; what one process read midway, by that process.
-        midway = processes is not None and processes.is_connected and isinstance(error, DataError)
+    except (Exception, KeyboardInterrupt) as error:
+        message, status = explain(error)
+        if message is None:
+            raise
+        # What is wrong for all processes is said once on each host; what befell one midway, by that process.
+        midway = processes is not None and processes.is_connected and not isinstance(error, RunError)
         if midway or local_rank_from_environment() == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
+            print(message, file=sys.stderr, flush=True)
+        return status
     processes.close()
     return 0
+
+
+def explain(error: BaseException) -> tuple[str | None, int]:
+    """One line for an error that the user can mend, and the exit status; None for a fault of the program."""
+    if isinstance(error, ConfigError | DataError | RunError):
+        return f"error: {error}", 2
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; --resume=auto goes on from the last checkpoint", 130
+    if isinstance(error, OSError):
+        place = f"{Path(error.filename).absolute()}: " if error.filename else ""
+        return f"error: {place}{error.strerror or error}", 2
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return f"error: out of memory; lower --batch_size, or the model's size ({str(error).splitlines()[0]})", 2
+    return None, 1
 
 
 def resolve(config: TrainConfig, processes: Processes) -> TrainConfig:
@@ -108,18 +135,20 @@ class Training:
         self.tokens_per_update = config.total_batch_size * config.block_size
         self._last_row = (self.update, seconds)
         self.tracker: Tracker | None = None
-        if processes.is_main:
-            self._open_outputs(data)
+        self.data = data
 
     def run(self) -> None:
         """Trains until `max_iters` updates are done."""
         config = self.config
         if self.update >= config.max_iters > 0:
             self._say(f"nothing to do: {self.update} of {config.max_iters} updates are done")
-            self._close_outputs()
             return
+        if self.processes.is_main:
+            self._open_outputs()
         if self.update == 0:
             self._evaluate()
+            if config.max_iters == 0:
+                self._save()
         self.clock.start()
         while self.update < config.max_iters:
             self.update += 1
@@ -146,9 +175,7 @@ class Training:
         steps = self.batches.accumulation
         total = torch.zeros((), device=device)
         for step in range(steps):
-            inputs, targets = (
-                part.to(device, non_blocking=True) for part in self.batches.micro_batch(self.update, step)
-            )
+            inputs, targets = (to_device(part, device) for part in self.batches.micro_batch(self.update, step))
             with self.processes.accumulate(self.parallel, last=step == steps - 1):
                 with autocast(device, config.dtype):
                     _, loss = self.parallel(inputs, targets)
@@ -240,22 +267,29 @@ class Training:
 
     def _restore(self) -> tuple[int, float, int, float]:
         """Loads the newest checkpoint where there is one: updates done, best loss, its update, seconds of training."""
-        saved = self.checkpoints.load_newest() if self.config.resume == "auto" else None
+        if self.config.resume != "auto":
+            return 0, float("inf"), 0, 0.0
+        folder = Path(self.config.out_dir)
+        saved = self.checkpoints.load_newest()
+        done = saved["iter"] if saved else 0
+        if self.processes.sum([float(done)]) != [float(done * self.processes.size)]:
+            raise RunError(
+                f"{folder.absolute()} holds other checkpoints on other hosts; all hosts must share the folder"
+            )
+        check_resume(saved["config"] if saved else config_of_run(folder), self.config, folder)
         if saved is None:
             return 0, float("inf"), 0, 0.0
-        check_resume(saved["config"], self.config, Path(self.config.out_dir))
         self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        load_optimizer_state(self.optimizer, saved["optimizer"])
         self.scaler.load_state_dict(saved["scaler"])
-        return saved["iter"], saved["best_val_loss"], saved["best_iter"], saved["time"]
+        self._say("\n".join([f"going on after update {done}", *changed_settings(saved["config"], self.config)]))
+        return done, saved["best_val_loss"], saved["best_iter"], saved["time"]
 
-    def _open_outputs(self, data: Dataset) -> None:
+    def _open_outputs(self) -> None:
         config, folder = self.config, Path(self.config.out_dir)
-        record = write_config(config, self.processes, self.model.num_parameters(), data.describe())
+        record = write_config(config, self.processes, self.model.num_parameters(), self.data.describe())
         print("\n".join(start_lines(config, self.processes, record, describe_groups(self.optimizer))), flush=True)
         self.metrics = MetricsFile(folder / "metrics.jsonl")
-        if self.update > 0:
-            self._say(f"going on after update {self.update}")
         if config.wandb_log:
             self.tracker = Tracker(
                 project=config.wandb_project,

@@ -45,7 +45,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
         value, place = values[key]
-        where = place if place.startswith("--") else f"{place}: {key} = {value!r}"
+        where = place if place.startswith("--") else f"{place}: {key} = {_short(value)}"
         raise ConfigError(f"{where}: {_complaint(key, error)}") from None
 
 
@@ -69,8 +69,10 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> Values:
     namespace = dict(inherited)
     try:
         exec(code, namespace)
-    except Exception as error:
-        raise ConfigError(f"{path}: {type(error).__name__}: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{path}: {type(error).__name__}: {' '.join(str(error).split())}") from None
+    if "base" in namespace and not bases:
+        raise ConfigError(f"{path}: base: expected a plain assignment of config file names in quotes")
     for key, value in namespace.items():
         if key.startswith("__") or key == "base" or (key in inherited and value is inherited[key]):
             continue
@@ -86,7 +88,7 @@ def _parse(path: Path) -> tuple[tuple[str, ...], CodeType]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot read this config file: {error.strerror}") from None
     except SyntaxError as error:
-        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}") from None
+        raise ConfigError(f"{path}, line {error.lineno or 1}: {error.msg}") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not a Python file: {error}") from None
     bases: tuple[str, ...] = ()
@@ -119,6 +121,11 @@ def _parse_override(argument: str) -> tuple[str, Any]:
         return key, TypeAdapter(TYPES[key]).validate_python(text.strip("() ").split(",") if pair else text)
     except ValidationError as error:
         raise ConfigError(f"{argument}: {_complaint(key, error)}") from None
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _check_known(key: str, where: str) -> None:

@@ -7,17 +7,19 @@ typo must not become a week of GPU time with a default value.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
+MANY = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=MANY)]
+CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
 BelowOne = Annotated[FiniteFloat, Field(ge=0, lt=1)]
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f]+$")]
 
 
 class ConfigError(Exception):
@@ -62,7 +64,7 @@ class TrainConfig:
     total_batch_size: Count = 480
     """sequences in one update, all processes together; batch_size x processes must divide it, the rest is
     gradient accumulation"""
-    seed: CountOrZero = 5000
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 5000
     """seed of initial weights, batches and dropout"""
 
     # --- optimizer ---
@@ -86,7 +88,7 @@ class TrainConfig:
     """decay of the first moment"""
     beta2: BelowOne = 0.95
     """decay of the second moment"""
-    eps: NonNegative = 1e-8
+    eps: Positive = 1e-8
     """added to the root of the second moment"""
     lr_1d: Positive | None = None
     """peak learning rate of vectors, scheduled in proportion to learning_rate; none: learning_rate"""
@@ -118,10 +120,10 @@ class TrainConfig:
     out_dir: Text = "runs/gpt2"
     """the run's folder: config.json, metrics.jsonl, checkpoints/"""
     resume: Literal["auto", "never"] | None = None
-    """when out_dir holds a run already: auto continues it, never refuses, none refuses and names both"""
+    """when out_dir holds a run already: auto goes on with it; never and none refuse"""
 
     # --- machine ---
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$")] = "auto"
     """auto (cuda, else mps, else cpu), cpu, cuda, cuda:N or mps"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """numbers of the forward and backward pass; weights stay float32. auto: on CUDA bfloat16 where the GPU has it,
@@ -175,4 +177,5 @@ class TrainConfig:
 
 
 def _divisors(number: int) -> str:
-    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return ", ".join(map(str, sorted({*small, *(number // divisor for divisor in small)})))

@@ -121,11 +121,11 @@ class Shards:
 def _dataset_info(repo: str, revision: str | None) -> Any:
     """The hub's entry of a data set, in one request without retries. Raises Unreachable, or the hub's refusal."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return within(LIMIT, lambda: HfApi().dataset_info(repo, revision=revision, files_metadata=True, timeout=10))
-    except HfHubHTTPError:
+    except (HfHubHTTPError, HFValidationError):
         raise
     except Exception as error:
         raise Unreachable(

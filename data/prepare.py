@@ -25,6 +25,12 @@ from data import DataError, hub, sources, tokenizers, writer
 from data.network import reason
 from data.pipeline import tokenise
 
+HINTS = {
+    errno.ENOSPC: "; free some space, or choose another disk with --out",
+    errno.EACCES: "; choose another folder with --out",
+    errno.EROFS: "; choose another folder with --out",
+}
+
 OUTSIDE = ("command", "out", "name", "workers", "force")
 """Arguments that the contents of the output do not depend on (`command` is recorded apart)."""
 
@@ -40,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     except DataError as error:
         return fail(str(error))
     except OSError as error:
-        hint = "; free some space, or choose another disk with --out" if error.errno == errno.ENOSPC else ""
+        hint = HINTS.get(error.errno or 0, "")
         return fail(f"{error.strerror or reason(error)}: {error.filename}{hint}")
     except KeyboardInterrupt:
         print("interrupted; temporary files are removed", file=sys.stderr)
@@ -56,6 +62,8 @@ def fail(message: str) -> int:
 def prepare(args: argparse.Namespace) -> None:
     out = output_folder(args)
     arguments = {"command": args.command} | {k: v for k, v in vars(args).items() if k not in OUTSIDE}
+    if args.command == "stdlib":
+        arguments["python"] = sources.python_version()  # another Python is another corpus
     if done_before(out, arguments, args.force):
         return
     tokenizer = tokenizers.make_tokenizer(args.tokenizer)  # first: it may need a download that fails
@@ -124,7 +132,7 @@ def done_before(out: Path, arguments: dict[str, Any], force: bool) -> bool:
             f"{out} holds token files that are incomplete or not from here; --force replaces them, or choose --out"
         )
     if meta.get("arguments") == arguments:
-        print(f"already prepared with the same arguments: {out} (--force makes it again)")
+        print(f"already prepared with the same arguments: {out} (--force makes it again, if the source has changed)")
         return True
     before = meta.get("arguments", {})
     changed = [
@@ -183,6 +191,8 @@ def cpus() -> int:
 def at_least(smallest: int) -> Any:
     def whole_number(text: str) -> int:
         value = int(text)
+        if not value < 2**63:
+            raise argparse.ArgumentTypeError(f"{value} is too large")
         if value < smallest:
             raise argparse.ArgumentTypeError(f"{value} is too small, allowed: {smallest} or more")
         return value

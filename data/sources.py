@@ -71,9 +71,13 @@ def stdlib() -> Source:
             meter.done += len(content)
             yield content
 
-    version = f"{platform.python_implementation()} {platform.python_version()}"
-    description = {"kind": "stdlib", "path": str(root), "python": version, "files": len(files), "bytes": meter.total}
+    description = {"kind": "stdlib", "path": str(root), "files": len(files), "bytes": meter.total}
     return Source(documents(), description, meter)
+
+
+def python_version() -> str:
+    """Which standard library this is."""
+    return f"{platform.python_implementation()} {platform.python_version()}"
 
 
 # ---- local files ----

@@ -179,7 +179,10 @@ def open_dataset(name: str, block_size: int, vocab_size: int) -> Dataset:
     dataset = Dataset(path, TokenStream(train_paths), TokenStream(val_paths), meta)
     for stream, needed in ((dataset.train, block_size + 1), (dataset.val, 2)):
         if len(stream) < needed:
-            raise DataError(f"{stream.name}: {len(stream)} tokens; block_size={block_size} needs {needed} or more")
+            raise DataError(
+                f"{stream.name}: {len(stream)} tokens; block_size={block_size} needs {needed} or more; "
+                f"lower --block_size, or prepare more text: {_command(path)}"
+            )
         stream.check_vocabulary(vocab_size)
     for split, stream in (("train", dataset.train), ("val", dataset.val)):
         recorded = meta.get("splits", {}).get(split, {}).get("tokens", len(stream))
@@ -222,16 +225,33 @@ def _read_meta(path: Path) -> dict[str, Any]:
         return {}
     try:
         meta = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(meta, dict):
-        raise DataError(f"{file}: not a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: cannot be read: {error}; prepare the data set again, or remove the file") from None
+    if (problem := _wrong_in(meta)) is not None:
+        raise DataError(f"{file}: {problem}; prepare the data set again ({_command(path)}), or remove the file")
     return meta
+
+
+def _wrong_in(meta: Any) -> str | None:
+    """What keeps meta.json from being used. Everything in it is optional."""
+    if not isinstance(meta, dict):
+        return "not a JSON object"
+    if not isinstance(meta.get("vocab_size", 0), int):
+        return f"vocab_size is {meta['vocab_size']!r}, not a number"
+    if meta.get("dtype", "uint16") != "uint16":
+        return f"dtype is {meta['dtype']!r}, only uint16 is known"
+    splits = meta.get("splits", {})
+    if not isinstance(splits, dict) or not all(isinstance(splits.get(name, {}), dict) for name in ("train", "val")):
+        return "splits is not an object with train and val"
+    return None
 
 
 def _open(path: Path) -> tuple[int, int, int]:
     """A token file's descriptor, the bytes of its header and its number of tokens."""
+    again = f"prepare it again: {_command(path.absolute().parent)}"
     try:
+        if not path.is_file():
+            raise DataError(f"{path.absolute()} is not a file; {again}")
         file = os.open(path, os.O_RDONLY)
         size = os.fstat(file).st_size
         header = np.frombuffer(os.pread(file, SHARD_HEADER, 0), dtype="<i4", count=min(size, SHARD_HEADER) // 4)
@@ -242,12 +262,12 @@ def _open(path: Path) -> tuple[int, int, int]:
     if is_shard and header[1] != SHARD_VERSION:
         raise DataError(f"{path.absolute()}: shard version {header[1]}; only {SHARD_VERSION} (uint16) is known")
     if size == start:
-        raise DataError(f"{path.absolute()} is empty; prepare it again: {_command(path.absolute().parent)}")
+        raise DataError(f"{path.absolute()} is empty; {again}")
     if size % ITEM:
-        raise DataError(f"{path.absolute()}: {size} bytes, an odd number, cannot be uint16 tokens; it is damaged")
+        raise DataError(f"{path.absolute()}: {size} bytes, an odd number, cannot be uint16 tokens; {again}")
     count = (size - start) // ITEM
     if is_shard and header[2] != count:
-        raise DataError(f"{path.absolute()}: its header records {header[2]} tokens, it holds {count}; it is damaged")
+        raise DataError(f"{path.absolute()}: its header records {header[2]} tokens, it holds {count}; {again}")
     return file, start, count
 
 

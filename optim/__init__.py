@@ -1,6 +1,6 @@
 """Optimizers: MARS (arXiv 2411.10438) and its baselines. Needs only torch and can be copied out and used alone."""
 
-from optim.build import build_optimizer, describe_groups, optimizer_metrics
+from optim.build import build_optimizer, describe_groups, load_optimizer_state, optimizer_metrics
 from optim.mars import MARS
 from optim.schedule import learning_rate_at, set_learning_rate
 
@@ -9,6 +9,7 @@ __all__ = [
     "build_optimizer",
     "describe_groups",
     "learning_rate_at",
+    "load_optimizer_state",
     "optimizer_metrics",
     "set_learning_rate",
 ]

@@ -123,6 +123,19 @@ def describe_groups(optimizer: Optimizer) -> list[str]:
     return lines
 
 
+def load_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Restores what an optimizer's `state_dict()` holds of its parameters, and keeps the settings that its groups have
+    now, so that a run can go on with another learning rate, decay or gamma.
+
+    Raises:
+        ValueError: the groups hold other parameters.
+    """
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(saved)
+    for group, kept in zip(optimizer.param_groups, settings, strict=True):
+        group.update(kept)
+
+
 def optimizer_metrics(optimizer: Optimizer) -> dict[str, Tensor]:
     """Figures that an optimizer reports of its last step, as scalar tensors; none for torch's own."""
     return optimizer.metrics() if isinstance(optimizer, MARS) else {}

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,16 +73,21 @@ class Outcome:
         return [row[key] for row in self.rows if key in row]
 
 
-Train = Callable[..., Outcome]
+class Train:
+    """Runs train.py with a config: in this process, or under torchrun where `processes` is given."""
 
+    def __init__(self, config: Path, root: Path) -> None:
+        self.config, self.root = config, root
 
-@pytest.fixture
-def run_train(config: Path, tmp_path: Path) -> Train:
-    """Runs train.py with the tiny config: in this process, or under torchrun where `processes` is given."""
+    def folder(self, out: str) -> Path:
+        """The out_dir that a run with this name has."""
+        return self.root / out
 
-    def run(*overrides: str, out: str = "run", processes: int | None = None, path: Path = config) -> Outcome:
-        folder = tmp_path / out
-        arguments = [str(path), f"--out_dir={folder}", *overrides]
+    def __call__(
+        self, *overrides: str, out: str = "run", processes: int | None = None, path: Path | None = None
+    ) -> Outcome:
+        folder = self.folder(out)
+        arguments = [str(path or self.config), f"--out_dir={folder}", *overrides]
         if processes is None:
             stdout, stderr = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
@@ -100,4 +104,8 @@ def run_train(config: Path, tmp_path: Path) -> Train:
         )
         return Outcome(done.returncode, done.stdout, done.stderr, folder)
 
-    return run
+
+@pytest.fixture
+def run_train(config: Path, tmp_path: Path) -> Train:
+    """train.py with the tiny config; runs go to folders of `tmp_path`."""
+    return Train(config, tmp_path)

@@ -8,10 +8,16 @@ keys are `model` (names as in `model.py`), `optimizer`, `scaler`, `config`, `ite
 from __future__ import annotations
 
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from training import RunError
+
+KEYS = ("model", "optimizer", "scaler", "config", "iter", "best_val_loss", "best_iter", "time")
 
 
 class CheckpointFolder:
@@ -42,13 +48,28 @@ class CheckpointFolder:
         return target
 
     def load_newest(self) -> dict[str, Any] | None:
-        """The newest checkpoint, in host memory, or None where there is none. (On the device it would need room beside
-        the model, and step counts that optimizers keep on the host would move there.)"""
+        """The newest checkpoint that can be read, in host memory, or None where there is no file. (On the device it
+        would need room beside the model, and step counts that optimizers keep on the host would move there.)
+
+        Raises:
+            RunError: there are files, and none of them can be read.
+        """
         files = self._files()
-        return torch.load(files[-1], map_location="cpu", weights_only=True) if files else None
+        for path in reversed(files):
+            try:
+                checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+                if isinstance(checkpoint, dict) and set(KEYS) <= set(checkpoint):
+                    return checkpoint
+                problem = f"it lacks {', '.join(sorted(set(KEYS) - set(checkpoint)))}"
+            except Exception as error:  # whatever a damaged file makes of the unpickler
+                problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            print(f"warning: {path.absolute()} is not a checkpoint, skipped: {problem}", file=sys.stderr, flush=True)
+        if files:
+            raise RunError(f"{self.path.absolute()}: no checkpoint can be read; choose another --out_dir")
+        return None
 
     def _files(self) -> list[Path]:
-        return sorted(self.path.glob("iter-*.pt"))
+        return sorted(path for path in self.path.glob("iter-*.pt") if re.fullmatch(r"iter-\d{8,}\.pt", path.name))
 
     def _file(self, update: int) -> Path:
         return self.path / f"iter-{update:08}.pt"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from training import RunError
 
@@ -60,6 +61,14 @@ def pick_dtype(name: Dtype, device: torch.device) -> Dtype:
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[None]:
     """The context of the forward pass."""
     return torch.autocast(device.type, DTYPES[dtype], enabled=dtype != "float32")
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device. Only copies to CUDA run beside what follows, from memory pinned for them:
+    elsewhere a copy that has not ended could read memory that is in use again."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def synchronize(device: torch.device) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from data.batches import IGNORED, EvaluationBatches
-from training.device import autocast
+from training.device import autocast, to_device
 from training.processes import Processes
 
 
@@ -29,7 +29,7 @@ def validation_loss(model: nn.Module, batches: EvaluationBatches, processes: Pro
         inputs, targets = batches[index]
         counts.append(int((targets != IGNORED).sum()))
         with autocast(processes.device, dtype):
-            _, loss = model(inputs.to(processes.device), targets.to(processes.device))
+            _, loss = model(to_device(inputs, processes.device), to_device(targets, processes.device))
         losses.append(loss)
     model.train(was_training)
     means = torch.stack(losses).cpu().double().tolist() if losses else []

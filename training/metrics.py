@@ -35,11 +35,11 @@ class MetricsFile:
     def _note(self, line: bytes) -> None:
         try:
             row = json.loads(line)
-        except ValueError:
-            return
-        for kind in KINDS:
-            if kind in row:
-                self._last[kind] = max(self._last[kind], row["iter"])
+            for kind in KINDS:
+                if kind in row:
+                    self._last[kind] = max(self._last[kind], int(row["iter"]))
+        except (ValueError, TypeError, KeyError):
+            return  # a damaged line
 
     def append(self, row: dict[str, Any]) -> bool:
         """Writes a row, unless the file holds a later or equal one of its kind. Infinite numbers and NaN become null.

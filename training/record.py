@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -34,16 +35,20 @@ def check_folder(config: TrainConfig) -> None:
         RunError: the folder holds a run and `resume` is not auto, or it cannot be written.
     """
     folder = Path(config.out_dir).absolute()
-    if config.resume != "auto" and any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints")):
+    checkpoints = folder / "checkpoints"
+    if config.resume != "auto" and any((folder / name).exists() for name in ("metrics.jsonl", "config.json")):
         raise RunError(f"{folder} holds a run already; --resume=auto continues it, or choose another --out_dir")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder}: cannot be made: {error.strerror}; choose another --out_dir") from None
+        raise RunError(f"{checkpoints}: cannot be made: {error.strerror}; choose another --out_dir") from None
+    for place in (folder, checkpoints):
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise RunError(f"{place}: no permission to write there; choose another --out_dir")
 
 
 def check_resume(saved: dict[str, Any], config: TrainConfig, folder: Path) -> None:
-    """Holds a checkpoint's config against the present one.
+    """Holds the config that a run had against the present one.
 
     Raises:
         RunError: the model or the order of the data would change.
@@ -55,6 +60,25 @@ def check_resume(saved: dict[str, Any], config: TrainConfig, folder: Path) -> No
             f"{folder.absolute()} was trained with {key}={saved[key]!r}, now it is {getattr(config, key)!r}; "
             f"set --{key}={saved[key]}, or choose another --out_dir"
         )
+
+
+def changed_settings(saved: dict[str, Any], config: TrainConfig) -> list[str]:
+    """A line for each key that a run goes on with another value of, but for those that say how and where it runs."""
+    now = asdict(config)
+    return [
+        f"changed     {key}: {saved[key]} until now, {now[key]} from here on"
+        for key in now
+        if key in saved and key not in ("out_dir", "resume") and saved[key] != now[key]
+    ]
+
+
+def config_of_run(folder: Path) -> dict[str, Any]:
+    """What `config.json` says; nothing where it is missing or damaged."""
+    try:
+        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def write_config(config: TrainConfig, processes: Processes, parameters: int, data: dict[str, Any]) -> dict[str, Any]:

@@ -27,16 +27,19 @@ class Tracker:
         self._run: Any = None
         try:
             import wandb
+            import wandb.errors
 
-            mode = os.environ.get("WANDB_MODE") or ("online" if _can_go_online(wandb) else "offline")
-            self._run = wandb.init(
-                project=project,
-                name=name,
-                dir=folder,
-                config=settings,
-                mode=mode,  # type: ignore[arg-type]  # WANDB_MODE is checked by wandb
-                settings=wandb.Settings(init_timeout=INIT_SECONDS),
-            )
+            chosen = os.environ.get("WANDB_MODE")
+            options: dict[str, Any] = {"project": project, "name": name, "dir": folder, "config": settings}
+            options["settings"] = wandb.Settings(init_timeout=INIT_SECONDS)
+            try:
+                mode: Any = chosen or ("online" if _can_go_online(wandb) else "offline")
+                self._run = wandb.init(mode=mode, **options)
+            except wandb.errors.CommError as error:
+                if chosen:
+                    raise
+                print(f"wandb: no connection ({error}), recording offline", flush=True)
+                self._run = wandb.init(mode="offline", **options)
             self._run.define_metric(x_axis)
             self._run.define_metric("*", step_metric=x_axis)
         except Exception as error:

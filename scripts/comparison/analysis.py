@@ -31,12 +31,6 @@ def tokens_to_loss(evals: Curve, loss: float) -> float | None:
     return crossing(curve.tokens, curve.loss, loss)
 
 
-def time_to_loss(evals: Curve, loss: float) -> float | None:
-    """Seconds of training until the loss is first reached from above, or None where it never is."""
-    curve = evals.finite()
-    return crossing(curve.time, curve.loss, loss)
-
-
 def crossing(x: Floats, y: Floats, level: float) -> float | None:
     """Where y first comes down to the level, by straight lines between points; x[0] where it starts there."""
     reached = np.flatnonzero(y <= level)

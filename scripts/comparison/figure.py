@@ -63,7 +63,7 @@ def draw(runs: list[Run], title: str | None = None) -> Figure:
     limits = loss_limits([run.evals for run in runs], means, unigrams)
     seconds, time_unit = time_scale(max(run.time for run in runs))
     figure = Figure(figsize=(12, 9), layout="constrained")
-    figure.suptitle(title or default_title(runs), fontsize=14)
+    figure.suptitle(title or default_title(runs), fontsize=14, parse_math=False)
     (val_tokens, val_time), (train_tokens, train_time) = figure.subplots(2, 2, sharey=True, sharex="col")
 
     for number, (run, mean) in enumerate(zip(runs, means, strict=True)):
@@ -183,6 +183,11 @@ def _unigram_lines(panel: Axes, unigrams: list[float], limits: tuple[float, floa
             )
 
 
+def _plain(text: str) -> str:
+    """A dollar sign in a folder's name does not begin a formula."""
+    return text.replace("$", r"\$")
+
+
 def _legend(
     figure: Figure,
     runs: list[Run],
@@ -197,11 +202,11 @@ def _legend(
         losses = np.concatenate([run.evals.finite().loss, mean.finite().loss])
         text = label + _beyond(losses, limits)
         handles.append(
-            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, label=text)
+            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, label=_plain(text))
         )
     for loss in unigrams:
         text = f"unigram model, {loss:.2f}" + _beyond(np.array([loss]), limits)
-        handles.append(Line2D([], [], label=text, **UNIGRAM_STYLE))
+        handles.append(Line2D([], [], label=_plain(text), **UNIGRAM_STYLE))
     longest = max(len(str(handle.get_label())) for handle in handles)
     columns = max(1, min(len(handles), 4, 150 // (longest + 8)))
     figure.legend(

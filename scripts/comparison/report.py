@@ -14,7 +14,7 @@ from scripts.comparison.analysis import (
     same_speed_conditions,
     same_validation_data,
     short_names,
-    time_to_loss,
+    throughput,
     tokens_to_loss,
 )
 from scripts.comparison.runs import Run
@@ -135,12 +135,13 @@ def _reach_sentence(run: Run, name: str, other: Run, other_name: str) -> str | N
     budget = float(other.evals.tokens[-1])
     share = f"{100 * tokens / budget:.0f} % of {other_name}'s {amount(budget)}"
     text = f"{name} reaches {goal_text} after {amount(tokens)} tokens, {share}"
-    text += _time_share(run, other, goal)
+    text += _time_share(run, tokens, other, budget)
     return text + ("." if end <= goal + LEVEL else f"; but it {above}.")
 
 
-def _time_share(run: Run, other: Run, goal: float) -> str:
-    seconds, budget = time_to_loss(run.evals, goal), float(other.evals.time[-1])
-    if seconds is None or not budget > 0 or not same_speed_conditions(run, other):
+def _time_share(run: Run, tokens: float, other: Run, budget: float) -> str:
+    """The same in time, at the median speeds: the clock alone would count what else the machine had to do."""
+    speed, other_speed = throughput(run.tokens_per_sec), throughput(other.tokens_per_sec)
+    if not speed or not other_speed or not same_speed_conditions(run, other):
         return ""
-    return f" (and in {100 * seconds / budget:.0f} % of its time)"
+    return f" (at the runs' median speeds, {100 * (tokens / speed) / (budget / other_speed):.0f} % of its time)"

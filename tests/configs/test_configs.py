@@ -160,6 +160,13 @@ def test_a_config_builds_on_others_and_sees_their_values(tmp_path: Path) -> None
         ("base = 'gone.py'", ["gone.py", "No such file"]),
         ("base = 'run.py'", ["run.py", "leads back"]),
         ("base = 3", ["line 1", "base"]),
+        ("base: str = 'a.py'", ["run.py", "base", "plain assignment"]),
+        ("if True:\n    base = 'a.py'", ["run.py", "base", "plain assignment"]),
+        ("exit(3)", ["run.py", "SystemExit"]),
+        ("raise ValueError('one\\ntwo')", ["run.py", "one two"]),
+        ("n_layer = list(range(10**5))", ["n_layer = [0, 1, 2", "…", "integer"]),
+        ("n_layer = 3\0", ["run.py"]),
+        ("out_dir = 'a\\0b'", ["out_dir"]),
         ("base = 'a' + '.py'", ["line 1", "base"]),
     ],
 )

@@ -187,7 +187,7 @@ def test_stdlib(command: Run, tmp_path: Path) -> None:
     first = [name for name in first if not name.startswith(("site-packages/", "dist-packages/"))][:30]
     assert sorted(map(bytes, split(train + val, 256))) == sorted((root / name).read_bytes() for name in first)
     assert meta["tokenizer"] == "bytes"
-    assert meta["source"]["python"].endswith(sys.version.split()[0])
+    assert meta["arguments"]["python"].endswith(sys.version.split()[0])
 
 
 # ---- kinds of files ----
