@@ -59,3 +59,12 @@ def test_a_wandb_that_fails_does_not_stop_the_run(run_with_wandb: Run, tmp_path:
     assert "warning: wandb failed, training goes on without it" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "run" / "checkpoints" / "iter-00000006.pt").exists()
+
+
+@pytest.mark.slow
+def test_a_login_behind_a_proxy_that_is_dead(run_with_wandb: Run, tmp_path: Path) -> None:
+    """wandb finds out for itself, and the run is recorded all the same."""
+    done = run_with_wandb(WANDB_API_KEY="0" * 40, HTTPS_PROXY="http://127.0.0.1:9")
+    assert done.returncode == 0, done.stderr
+    assert "wandb: no connection" in done.stdout
+    assert b"val/loss" in recording(tmp_path)
