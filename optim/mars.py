@@ -19,31 +19,38 @@ from torch.optim.optimizer import ParamsT
 from optim.estimator import clip_factor, corrected_gradient, norm_of_all
 from optim.preconditioner import PRECONDITIONERS
 
+ORTHOGONAL = ("newton-schulz", "svd")
 CLIPS = ("tensor", "global", "none")
 FIRST_STEPS = ("paper", "official")
 
 
 class MARS(Optimizer):
-    """MARS with the approximate gradient correction (Algorithms 1 and 2).
+    """MARS: a preconditioned method on a gradient estimate of less variance (Algorithms 1 to 4).
 
-    For each parameter x with gradient g_t and last gradient g_{t-1}:
+    For each parameter x with gradient g_t and reference gradient r_t:
 
-        c_t = g_t + gamma * beta1 / (1 - beta1) * (g_t - g_{t-1}), clipped to norm 1
+        c_t = g_t + gamma * beta1 / (1 - beta1) * (g_t - r_t), clipped to norm 1
         m_t = beta1 * m_{t-1} + (1 - beta1) * c_t
         x  <- x - lr * (direction(m_t, c_t) + weight_decay * x)
 
+    The reference is the last gradient (approximate form), or the gradient of the last parameters on this step's batch
+    (exact form), for which `record_reference_gradient` is called once a step.
+
     Args:
-        params: parameters or parameter groups; every other argument can be set for a group.
+        params: parameters or parameter groups; every other argument but `exact` can be set for a group.
         lr: learning rate.
         betas: decay of m and, where the preconditioner has one, of the second moment of c.
         eps: added to the root of the second moment.
         weight_decay: decoupled weight decay, times lr.
-        gamma: scale of the correction; 0 is the preconditioner's plain method and keeps no last gradient.
-        preconditioner: "adamw".
+        gamma: scale of the correction; 0 is the preconditioner's plain method and keeps no reference.
+        preconditioner: "adamw"; "lion", the sign of m; "shampoo", the orthogonal factor of m, for tensors of two
+            dimensions or more.
+        exact: use the exact form.
         clip: "tensor" clips each tensor's c_t to norm 1 (the published code), "global" all tensors of such groups as
             one vector (the paper), "none" does not clip.
-        first_step: what the first step takes for g_0: "paper" g_1, so that the correction is zero; "official" zero, as
-            the published code does.
+        first_step: what the first step takes as its reference: "paper" the gradient itself, so that the correction is
+            zero; "official" zero, as the published code does.
+        orthogonal: how "shampoo" finds the orthogonal factor: "newton-schulz" (five iterations) or "svd" (exact, slow).
 
     Raises:
         ValueError: a setting out of range or unknown, for the optimizer or a group.
@@ -58,8 +65,10 @@ class MARS(Optimizer):
         weight_decay: float = 0.0,
         gamma: float = 0.025,
         preconditioner: str = "adamw",
+        exact: bool = False,
         clip: str = "tensor",
         first_step: str = "paper",
+        orthogonal: str = "newton-schulz",
     ) -> None:
         defaults = {
             "lr": lr,
@@ -68,8 +77,10 @@ class MARS(Optimizer):
             "weight_decay": weight_decay,
             "gamma": gamma,
             "preconditioner": preconditioner,
+            "exact": exact,
             "clip": clip,
             "first_step": first_step,
+            "orthogonal": orthogonal,
         }
         self._clipped: list[Tensor] = []
         super().__init__(params, defaults)
@@ -81,6 +92,8 @@ class MARS(Optimizer):
             ValueError: a setting out of range or unknown.
         """
         _check_settings(self.defaults | param_group)
+        if param_group.get("exact", self.defaults["exact"]) != self.defaults["exact"]:
+            raise ValueError("exact is a setting of the whole optimizer, not of a group")
         super().add_param_group(param_group)
 
     @overload
@@ -97,30 +110,51 @@ class MARS(Optimizer):
             closure: computes the loss and its gradients anew; its result is returned.
 
         Raises:
-            RuntimeError: a sparse gradient.
+            RuntimeError: a sparse gradient; a tensor with fewer dimensions than its preconditioner needs; in the exact
+                form, no reference gradient. Nothing is changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
 
+        work = list(self._with_gradient())
+        if self.defaults["exact"]:
+            self._check_references(work)
+        for parameter, _, group in work:
+            self._state_of(parameter, group)["step"] += 1
         self._clipped = []
-        together = self._global_clip_factor()
-        for parameter, grad, group in self._with_gradient():
-            state = self._state_of(parameter, group)
-            state["step"] += 1
+        together = self._global_clip_factor(work)
+        for parameter, grad, group in work:
+            state = self.state[parameter]
             c = _estimate(grad, state, group)
             if group["clip"] == "tensor":
                 c = c.mul(clip_factor(self._norm(c)))
             elif group["clip"] == "global":
                 c = c.mul(together.to(c.device))
-            if group["gamma"] != 0:
-                _remember(grad, state)
+            _advance_reference(grad, state, group)
 
             m = state["exp_avg"].lerp_(c, 1 - group["betas"][0])
             direction = PRECONDITIONERS[group["preconditioner"]].direction(m, c, state, group)
             parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
         return loss
+
+    @torch.no_grad()
+    def record_reference_gradient(self) -> None:
+        """Exact form: takes the present gradients, which must be those of the current parameters on the *next* batch,
+        for the correction of the step after the coming one.
+
+        An update is: gradient on the next batch, `record_reference_gradient()`, `zero_grad()`, gradient on this batch,
+        `step()`.
+
+        Raises:
+            RuntimeError: the optimizer is not exact, or a gradient is sparse.
+        """
+        if not self.defaults["exact"]:
+            raise RuntimeError("record_reference_gradient() is for MARS(..., exact=True)")
+        for parameter, grad, group in self._with_gradient():
+            if group["gamma"] != 0:
+                self._state_of(parameter, group)["next_reference_grad"] = grad.clone()
 
     def metrics(self) -> dict[str, Tensor]:
         """Figures of the last step, as scalar tensors on the device: `mars/clip_rate`, the share of vectors (tensors,
@@ -138,12 +172,17 @@ class MARS(Optimizer):
                     continue
                 if parameter.grad.is_sparse:
                     raise RuntimeError("MARS does not support sparse gradients; use nn.Embedding(..., sparse=False)")
+                if parameter.dim() < PRECONDITIONERS[group["preconditioner"]].min_dim:
+                    raise RuntimeError(
+                        f"preconditioner {group['preconditioner']!r} cannot step a tensor of shape "
+                        f"{tuple(parameter.shape)}; put vectors in a group with preconditioner='adamw'"
+                    )
                 yield parameter, parameter.grad, group
 
     def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """A parameter's state, made at its first step."""
         state = self.state[parameter]
-        if not state:
+        if "step" not in state:
             state["step"] = torch.tensor(0.0)  # on the CPU: reading it must not wait for a device
             for name in ("exp_avg", *PRECONDITIONERS[group["preconditioner"]].state_names):
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -155,12 +194,22 @@ class MARS(Optimizer):
         self._clipped.append(norm > 1)
         return norm
 
-    def _global_clip_factor(self) -> Tensor:
+    def _check_references(self, work: list[tuple[Tensor, Tensor, dict[str, Any]]]) -> None:
+        """A parameter that had no gradient on the batch of the reference has a reference of zero; that none at all has
+        one means that it was not recorded."""
+        later = [self.state[p] for p, _, group in work if group["gamma"] != 0 and self.state[p].get("step", 0) > 0]
+        if later and not any("reference_grad" in state for state in later):
+            raise RuntimeError(
+                "exact MARS has no reference gradient for this step: in each update, compute the gradient on the next "
+                "batch and call record_reference_gradient() before computing the gradient on this batch"
+            )
+
+    def _global_clip_factor(self, work: list[tuple[Tensor, Tensor, dict[str, Any]]]) -> Tensor:
         """The factor for all groups with clip "global". Their estimates are computed here and again in the step, which
         costs time but no memory."""
         norms = [
             torch.linalg.vector_norm(_estimate(grad, self.state[parameter], group))
-            for parameter, grad, group in self._with_gradient()
+            for parameter, grad, group in work
             if group["clip"] == "global"
         ]
         if not norms:
@@ -174,18 +223,23 @@ def _estimate(grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Ten
     """c_t before clipping; may be `grad` itself."""
     if group["gamma"] == 0:
         return grad
-    if "last_grad" in state:
-        reference = state["last_grad"]
-    elif group["first_step"] == "official":
+    if (reference := state.get("reference_grad" if group["exact"] else "last_grad")) is None:
+        if group["first_step"] == "paper" and (state["step"] == 1 or not group["exact"]):
+            return grad
         reference = torch.zeros_like(grad)
-    else:
-        return grad
     return corrected_gradient(grad, reference, group["gamma"], group["betas"][0])
 
 
-def _remember(grad: Tensor, state: dict[str, Any]) -> None:
-    """Copies the gradient: its memory belongs to the parameter and is reused or zeroed before the next step."""
-    if "last_grad" in state:
+def _advance_reference(grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    """The reference of the next step: in the exact form what was recorded for it, else a copy of this gradient, whose
+    own memory belongs to the parameter and is reused or zeroed before then."""
+    if group["exact"]:
+        state.pop("reference_grad", None)
+        if "next_reference_grad" in state:
+            state["reference_grad"] = state.pop("next_reference_grad")
+    elif group["gamma"] == 0:
+        state.pop("last_grad", None)  # it would be out of date by the time that gamma is not 0 again
+    elif "last_grad" in state:
         state["last_grad"].copy_(grad)
     else:
         state["last_grad"] = grad.clone()
@@ -199,6 +253,11 @@ def _check_settings(group: dict[str, Any]) -> None:
         raise ValueError(f"betas={group['betas']} must be two numbers in [0, 1)")
     if not math.isfinite(group["gamma"]):
         raise ValueError(f"gamma={group['gamma']} must be a finite number")
-    for name, allowed in (("preconditioner", PRECONDITIONERS), ("clip", CLIPS), ("first_step", FIRST_STEPS)):
+    for name, allowed in (
+        ("preconditioner", PRECONDITIONERS),
+        ("clip", CLIPS),
+        ("first_step", FIRST_STEPS),
+        ("orthogonal", ORTHOGONAL),
+    ):
         if group[name] not in allowed:
             raise ValueError(f"{name}={group[name]!r} must be one of {', '.join(allowed)}")
