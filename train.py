@@ -20,9 +20,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 from configs import ConfigError, TrainConfig, describe, load_config
-from data import DataError
 from data.batches import EvaluationBatches, TrainingBatches, dropout_seed
 from data.tokens import Dataset, open_dataset
 from model import GPT, GPTConfig
@@ -32,11 +32,13 @@ from optim import (
     learning_rate_at,
     load_optimizer_state,
     optimizer_metrics,
+    record_reference_gradient,
     set_learning_rate,
 )
 from training import RunError
 from training.checkpoint import CheckpointFolder
 from training.device import autocast, peak_flops, pick_dtype, to_device
+from training.errors import explain
 from training.evaluation import validation_loss
 from training.metrics import MetricsFile, TrainingClock, format_count, format_duration
 from training.processes import Processes, local_rank_from_environment
@@ -76,20 +78,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def explain(error: BaseException) -> tuple[str | None, int]:
-    """One line for an error that the user can mend, and the exit status; None for a fault of the program."""
-    if isinstance(error, ConfigError | DataError | RunError):
-        return f"error: {error}", 2
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted; --resume=auto goes on from the last checkpoint", 130
-    if isinstance(error, OSError):
-        place = f"{Path(error.filename).absolute()}: " if error.filename else ""
-        return f"error: {place}{error.strerror or error}", 2
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        return f"error: out of memory; lower --batch_size, or the model's size ({str(error).splitlines()[0]})", 2
-    return None, 1
-
-
 def resolve(config: TrainConfig, processes: Processes) -> TrainConfig:
     """The config with every `auto` replaced by what it stands for here."""
     device = processes.device
@@ -115,7 +103,12 @@ class Training:
         if config.compile:
             self.model.compile()
         self.parallel = processes.wrap(self.model)
-        self.optimizer = build_optimizer(self.model, config)
+        try:
+            self.optimizer = build_optimizer(self.model, config)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        # The scaler unscales gradients once for each optimizer. This one stands for an update's second gradient.
+        self.reference_pass = SGD(self.model.parameters(), lr=0.0)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.dtype == "float16")
 
         shares: dict[str, Any] = {
@@ -169,13 +162,28 @@ class Training:
 
     def _train_once(self) -> tuple[Tensor, Tensor]:
         """One update. Returns this process's mean loss and the norm of the whole gradient before clipping."""
+        if self.config.exact:
+            self._backward(self.update + 1)
+            self._unscale_and_clip(self.reference_pass)
+            record_reference_gradient(self.optimizer)
+            self.optimizer.zero_grad(set_to_none=True)
+        loss = self._backward(self.update)
+        grad_norm = self._unscale_and_clip(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, grad_norm
+
+    def _backward(self, update: int) -> Tensor:
+        """The gradient of the present weights on an update's batch, averaged over micro-batches and processes. Returns
+        this process's mean loss."""
         config, device = self.config, self.processes.device
         if config.dropout > 0:
-            torch.manual_seed(dropout_seed(config.seed, self.update, self.processes.rank))
+            torch.manual_seed(dropout_seed(config.seed, update, self.processes.rank))
         steps = self.batches.accumulation
         total = torch.zeros((), device=device)
         for step in range(steps):
-            inputs, targets = (to_device(part, device) for part in self.batches.micro_batch(self.update, step))
+            inputs, targets = (to_device(part, device) for part in self.batches.micro_batch(update, step))
             with self.processes.accumulate(self.parallel, last=step == steps - 1):
                 with autocast(device, config.dtype):
                     _, loss = self.parallel(inputs, targets)
@@ -183,16 +191,14 @@ class Training:
                 self.scaler.scale(loss * config.gradient_multiplier).backward()
             total += loss.detach()
         self.processes.average_gradients(self.model)
+        return total
 
-        self.scaler.unscale_(self.optimizer)
-        if config.grad_clip > 0:
-            grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip)
-        else:
-            grad_norm = nn.utils.get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return total, grad_norm
+    def _unscale_and_clip(self, optimizer: Optimizer) -> Tensor:
+        """Takes the scaler's factor out of the gradients and clips them. Returns their norm before clipping."""
+        self.scaler.unscale_(optimizer)
+        if self.config.grad_clip > 0:
+            return nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+        return nn.utils.get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
 
     def _schedule(self) -> float:
         """Sets the learning rate of this update and returns it."""

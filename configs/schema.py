@@ -68,7 +68,7 @@ class TrainConfig:
     """seed of initial weights, batches and dropout"""
 
     # --- optimizer ---
-    optimizer: Literal["adamw", "mars-adamw"] = "adamw"
+    optimizer: Literal["adamw", "mars-adamw", "mars-lion", "mars-shampoo"] = "adamw"
     """which optimizer steps the matrices (see optim/)"""
     learning_rate: Positive = 6e-4
     """peak learning rate, reached at the end of the warm-up"""
@@ -99,8 +99,12 @@ class TrainConfig:
     gradient_multiplier: Positive = 1.0
     """factor on the averaged gradient before clipping; the published code amounts to 4.0 (small, medium) or
     12.0 (large)"""
+    embedding_adamw: bool = False
+    """MARS: step embeddings as vectors are, by plain AdamW with lr_1d and betas_1d"""
     gamma: FiniteFloat = 0.025
     """MARS: scale of the gradient correction"""
+    exact: bool = False
+    """MARS: the exact form: two gradients an update, the second one on the next update's batch"""
     mars_clip: Literal["tensor", "global", "none"] = "tensor"
     """MARS: clip the corrected gradient to norm 1 tensor by tensor (published code), as one vector (paper) or not"""
     mars_first_step: Literal["paper", "official"] = "paper"

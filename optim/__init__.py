@@ -1,6 +1,12 @@
 """Optimizers: MARS (arXiv 2411.10438) and its baselines. Needs only torch and can be copied out and used alone."""
 
-from optim.build import build_optimizer, describe_groups, load_optimizer_state, optimizer_metrics
+from optim.build import (
+    build_optimizer,
+    describe_groups,
+    load_optimizer_state,
+    optimizer_metrics,
+    record_reference_gradient,
+)
 from optim.mars import MARS
 from optim.schedule import learning_rate_at, set_learning_rate
 
@@ -11,5 +17,6 @@ __all__ = [
     "learning_rate_at",
     "load_optimizer_state",
     "optimizer_metrics",
+    "record_reference_gradient",
     "set_learning_rate",
 ]

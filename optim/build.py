@@ -8,6 +8,7 @@ own learning rate, betas and decay. To add an optimizer: write it, add a builder
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -42,7 +43,11 @@ class OptimizerConfig(Protocol):
     @property
     def betas_1d(self) -> tuple[float, float] | None: ...
     @property
+    def embedding_adamw(self) -> bool: ...
+    @property
     def gamma(self) -> float: ...
+    @property
+    def exact(self) -> bool: ...
     @property
     def mars_clip(self) -> Literal["tensor", "global", "none"]: ...
     @property
@@ -56,7 +61,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimizer that `config.optimizer` names, over all parameters of the model, a tied one once.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, or settings that the optimizer does not have.
     """
     if config.optimizer not in BUILDERS:
         raise ValueError(f"optimizer={config.optimizer!r} must be one of {', '.join(BUILDERS)}")
@@ -64,27 +69,36 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def _adamw(groups: Groups, config: OptimizerConfig) -> Optimizer:
+    if config.exact:
+        raise ValueError("optimizer='adamw' has no exact form; set --exact=false, or a MARS optimizer")
     fused = all(parameter.device.type in FUSED_DEVICES for group in groups for parameter in group["params"])
     return AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
 
 
-def _mars_adamw(groups: Groups, config: OptimizerConfig) -> Optimizer:
+def _mars(preconditioner: str, groups: Groups, config: OptimizerConfig) -> Optimizer:
+    plain_adamw = {"preconditioner": "adamw", "gamma": 0.0, "clip": "none"}
     for group in groups:
-        if group["name"] == "vectors":  # plain AdamW, as published
-            group.update(gamma=0.0, clip="none")
+        if group["name"] == "vectors" or (group["name"] == "embeddings" and config.embedding_adamw):
+            group.update(plain_adamw)
     return MARS(
         groups,
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         gamma=config.gamma,
-        preconditioner="adamw",
+        preconditioner=preconditioner,
+        exact=config.exact,
         clip=config.mars_clip,
         first_step=config.mars_first_step,
     )
 
 
-BUILDERS: dict[str, Callable[[Groups, OptimizerConfig], Optimizer]] = {"adamw": _adamw, "mars-adamw": _mars_adamw}
+BUILDERS: dict[str, Callable[[Groups, OptimizerConfig], Optimizer]] = {
+    "adamw": _adamw,
+    "mars-adamw": partial(_mars, "adamw"),
+    "mars-lion": partial(_mars, "lion"),
+    "mars-shampoo": partial(_mars, "shampoo"),
+}
 
 
 def _parameter_groups(model: nn.Module, config: OptimizerConfig) -> Groups:
@@ -97,11 +111,15 @@ def _parameter_groups(model: nn.Module, config: OptimizerConfig) -> Groups:
 
     decay, betas = config.weight_decay, (config.beta1, config.beta2)
     decay_embedding = decay if config.weight_decay_embedding is None else config.weight_decay_embedding
-    scale_1d = 1.0 if config.lr_1d is None else config.lr_1d / config.learning_rate
-    settings: dict[str, dict[str, Any]] = {
-        "matrices": {"lr_scale": 1.0, "betas": betas, "weight_decay": decay},
-        "embeddings": {"lr_scale": 1.0, "betas": betas, "weight_decay": decay_embedding},
-        "vectors": {"lr_scale": scale_1d, "betas": config.betas_1d or betas, "weight_decay": config.weight_decay_1d},
+    like_matrices: dict[str, Any] = {"lr_scale": 1.0, "betas": betas}
+    like_vectors: dict[str, Any] = {
+        "lr_scale": 1.0 if config.lr_1d is None else config.lr_1d / config.learning_rate,
+        "betas": config.betas_1d or betas,
+    }
+    settings = {
+        "matrices": like_matrices | {"weight_decay": decay},
+        "embeddings": (like_vectors if config.embedding_adamw else like_matrices) | {"weight_decay": decay_embedding},
+        "vectors": like_vectors | {"weight_decay": config.weight_decay_1d},
     }
     return [
         {"name": name, "params": parameters, "lr": config.learning_rate * settings[name]["lr_scale"], **settings[name]}
@@ -118,9 +136,17 @@ def describe_groups(optimizer: Optimizer) -> list[str]:
         tensors = len(group["params"])
         lines.append(
             f"{group.get('name', 'group'):<10} {tensors:>4} tensors {count:>13,} parameters  "
-            f"lr {group['lr']:.3g}  betas {group['betas']}  weight decay {group['weight_decay']:g}"
+            f"lr {group['lr']:.3g}  betas {group['betas']}  weight decay {group['weight_decay']:g}{_method(group)}"
         )
     return lines
+
+
+def _method(group: dict[str, Any]) -> str:
+    """How MARS steps a group; nothing for torch's own optimizers."""
+    if "gamma" not in group:
+        return ""
+    correction = f"gamma {group['gamma']:g}, clip {group['clip']}" if group["gamma"] else "no correction"
+    return f"  {group['preconditioner']}, {correction}{', exact' if group['gamma'] and group['exact'] else ''}"
 
 
 def load_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -134,6 +160,12 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     optimizer.load_state_dict(saved)
     for group, kept in zip(optimizer.param_groups, settings, strict=True):
         group.update(kept)
+
+
+def record_reference_gradient(optimizer: Optimizer) -> None:
+    """Hands an exact optimizer the gradient of the current parameters on the next batch (see `MARS`)."""
+    assert isinstance(optimizer, MARS), "build_optimizer refuses exact=True for others"
+    optimizer.record_reference_gradient()
 
 
 def optimizer_metrics(optimizer: Optimizer) -> dict[str, Tensor]:

@@ -147,14 +147,21 @@ class MARS(Optimizer):
         An update is: gradient on the next batch, `record_reference_gradient()`, `zero_grad()`, gradient on this batch,
         `step()`.
 
+        Where any of them is not finite (a float16 pass that overflowed) they are of no use, and the step that they
+        were for makes no correction.
+
         Raises:
             RuntimeError: the optimizer is not exact, or a gradient is sparse.
         """
         if not self.defaults["exact"]:
             raise RuntimeError("record_reference_gradient() is for MARS(..., exact=True)")
-        for parameter, grad, group in self._with_gradient():
-            if group["gamma"] != 0:
-                self._state_of(parameter, group)["next_reference_grad"] = grad.clone()
+        work = [item for item in self._with_gradient() if item[2]["gamma"] != 0]
+        if not work:
+            return
+        finite = norm_of_all([torch.linalg.vector_norm(grad) for _, grad, _ in work]).isfinite()
+        for parameter, grad, group in work:
+            reference = torch.where(finite.to(grad.device), grad, math.nan)
+            self._state_of(parameter, group)["next_reference_grad"] = reference
 
     def metrics(self) -> dict[str, Tensor]:
         """Figures of the last step, as scalar tensors on the device: `mars/clip_rate`, the share of vectors (tensors,
@@ -227,6 +234,8 @@ def _estimate(grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Ten
         if group["first_step"] == "paper" and (state["step"] == 1 or not group["exact"]):
             return grad
         reference = torch.zeros_like(grad)
+    elif group["exact"]:
+        reference = torch.where(reference.isnan(), grad, reference)  # see record_reference_gradient
     return corrected_gradient(grad, reference, group["gamma"], group["betas"][0])
 
 
