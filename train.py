@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
         if message is None:
             raise
         # What is wrong for all processes is said once on each host; what befell one midway, by that process.
-        midway = processes is not None and processes.is_connected and not isinstance(error, RunError)
+        midway = processes is not None and processes.is_connected and not isinstance(error, ConfigError | RunError)
         if midway or local_rank_from_environment() == 0:
             print(message, file=sys.stderr, flush=True)
         return status

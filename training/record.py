@@ -21,10 +21,10 @@ from training.processes import Processes
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A run goes on only with the model and the batches that it began with.
+# A run goes on only with the model, the batches and the kind of optimizer state that it began with.
 FIXED_KEYS = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "bias", "scale_attn_by_inverse_layer_idx"),
-    *("dataset", "total_batch_size", "seed", "optimizer"),
+    *("dataset", "total_batch_size", "seed", "optimizer", "exact", "embedding_adamw"),
 )
 
 
@@ -51,7 +51,7 @@ def check_resume(saved: dict[str, Any], config: TrainConfig, folder: Path) -> No
     """Holds the config that a run had against the present one.
 
     Raises:
-        RunError: the model or the order of the data would change.
+        RunError: the model, the order of the data or the optimizer's state would change.
     """
     changed = [key for key in FIXED_KEYS if key in saved and saved[key] != getattr(config, key)]
     if changed:

@@ -69,6 +69,23 @@ def test_mars_takes_every_setting() -> None:
     assert (vectors["gamma"], vectors["clip"]) == (0.0, "none")
 
 
+@pytest.mark.parametrize("embedding_adamw", [False, True])
+def test_embeddings_follow_the_matrices_or_the_vectors(embedding_adamw: bool) -> None:
+    config = replace(MARS_CONFIG, optimizer="mars-shampoo", embedding_adamw=embedding_adamw, exact=True)
+    groups = {group["name"]: group for group in build_optimizer(GPT(SMALL), config).param_groups}
+    assert (groups["matrices"]["preconditioner"], groups["matrices"]["exact"]) == ("shampoo", True)
+    assert groups["vectors"]["preconditioner"] == "adamw"
+    embeddings = groups["embeddings"]
+    got = (embeddings["preconditioner"], embeddings["gamma"], embeddings["lr"], embeddings["betas"])
+    assert got == (("adamw", 0.0, 3e-3, (0.9, 0.95)) if embedding_adamw else ("shampoo", 0.025, 6e-3, (0.95, 0.99)))
+    assert embeddings["weight_decay"] == 0.01
+
+
+def test_only_mars_has_an_exact_form() -> None:
+    with pytest.raises(ValueError, match="exact"):
+        build_optimizer(GPT(SMALL), TrainConfig(exact=True))
+
+
 def test_the_schedule_moves_all_groups_in_proportion() -> None:
     optimizer = build_optimizer(GPT(SMALL), MARS_CONFIG)
     set_learning_rate(optimizer, 1e-3)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from optim import MARS
+from optim.preconditioner import newton_schulz, svd_factor
 
 SHAPES = [(4, 6), (6, 3), (5,)]
 
@@ -243,3 +244,112 @@ def test_grad_scaler_skips_a_step_that_overflows() -> None:
     assert torch.equal(weight, before)
     assert torch.isfinite(optimizer.state[weight]["last_grad"]).all()
     assert optimizer.state[weight]["step"] == 1
+
+
+# --- other preconditioners, and the exact form ---
+
+
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.99), (0.95, 0.98)])
+def test_lion_is_mars_lion_with_another_gamma(beta1: float, beta2: float) -> None:
+    """Lion (Chen et al., arXiv 2302.06675) = MARS-Lion with its beta2 and gamma = 1 - beta1 / beta2."""
+    params, expected, grads = parameters(), [p.detach().clone() for p in parameters()], gradients(20)
+    settings = {"lr": 1e-2, "betas": (beta2, 0.0), "weight_decay": 0.1, "gamma": 1 - beta1 / beta2}
+    run(params, lambda p: MARS(p, preconditioner="lion", clip="none", first_step="official", **settings), grads)
+    momentum = [torch.zeros_like(p) for p in expected]
+    for step in grads:
+        for x, m, g in zip(expected, momentum, step, strict=True):
+            x.mul_(1 - 1e-2 * 0.1).sub_(1e-2 * (beta1 * m + (1 - beta1) * g).sign())
+            m.mul_(beta2).add_(g, alpha=1 - beta2)
+    for a, b in zip(params, expected, strict=True):
+        torch.testing.assert_close(a.detach(), b, rtol=1e-12, atol=1e-12)
+
+
+def test_nesterov_muon_is_mars_shampoo_with_another_gamma() -> None:
+    """gamma = 1 - mu, against torch's Muon: within a few percent of the distance of ten steps of 1e-2, since both
+    iterate in bfloat16, on averages that differ by a factor."""
+    mu = 0.95
+    ours, theirs = parameters(torch.float32)[:2], parameters(torch.float32)[:2]
+    grads = [step[:2] for step in gradients(10, dtype=torch.float32)]
+    settings: dict[str, Any] = {"betas": (mu, 0.0), "gamma": 1 - mu, "clip": "none", "first_step": "official"}
+    run(ours, lambda p: MARS(p, lr=1e-2, weight_decay=0.1, preconditioner="shampoo", **settings), grads)
+    run(theirs, lambda p: torch.optim.Muon(p, lr=1e-2, weight_decay=0.1, momentum=mu, nesterov=True), grads)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0.04 * 1e-2 * 10)
+
+
+def test_exact_with_gamma_one_is_storm() -> None:
+    """m_t = g_t + beta1 (m_{t-1} - r_t), up to the first step (Cutkosky & Orabona, arXiv 1905.10018)."""
+    beta1 = 0.9
+    params, grads, references = parameters(), gradients(12), gradients(24)[12:]
+    optimizer = MARS(params, lr=1e-3, betas=(beta1, 0.99), gamma=1.0, exact=True, clip="none")
+    storm = [(1 - beta1) * grad for grad in grads[0]]
+    for step, grad in enumerate(grads):
+        if step + 1 < len(grads):
+            for parameter, reference in zip(params, references[step + 1], strict=True):
+                parameter.grad = reference.clone()
+            optimizer.record_reference_gradient()
+        for parameter, value in zip(params, grad, strict=True):
+            parameter.grad = value.clone()
+        optimizer.step()
+        if step > 0:
+            storm = [g + beta1 * (m - r) for g, m, r in zip(grad, storm, references[step], strict=True)]
+        for parameter, m in zip(params, storm, strict=True):
+            torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], m, rtol=1e-11, atol=1e-11)
+
+
+def test_exact_needs_its_reference_and_says_so() -> None:
+    params = parameters()
+    optimizer = MARS(params, lr=1e-2, exact=True)
+    for parameter in params:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(RuntimeError, match=r"record_reference_gradient\(\)"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+    assert optimizer.state[params[0]]["step"] == 1
+    optimizer.record_reference_gradient()
+    with pytest.raises(RuntimeError, match="no reference"):
+        optimizer.step()  # what was recorded now is for the step after this one
+    with pytest.raises(RuntimeError, match="exact=True"):
+        MARS(params, lr=1e-2).record_reference_gradient()
+    with pytest.raises(ValueError, match="exact"):
+        MARS([{"params": params, "exact": True}], lr=1e-2)
+
+
+def test_a_reference_that_is_not_finite_makes_no_correction() -> None:
+    weight = nn.Parameter(torch.ones(3, 3, dtype=torch.float64))
+    optimizer = MARS([weight], lr=1e-2, exact=True, gamma=0.5, clip="none")
+    average = torch.zeros_like(weight)
+    for _ in range(3):
+        weight.grad = torch.full_like(weight, float("inf"))
+        optimizer.record_reference_gradient()
+        weight.grad = torch.randn_like(weight)
+        average = 0.95 * average + 0.05 * weight.grad
+        optimizer.step()
+    torch.testing.assert_close(optimizer.state[weight]["exp_avg"], average.detach())
+
+
+def test_shampoo_takes_matrices_and_convolutions_but_no_vectors() -> None:
+    kernel = nn.Parameter(torch.randn(8, 3, 2, 2))
+    flat = nn.Parameter(kernel.detach().flatten(1).clone())
+    kernel.grad = torch.randn_like(kernel)
+    flat.grad = kernel.grad.flatten(1).clone()
+    MARS([kernel, flat], lr=1e-2, preconditioner="shampoo").step()
+    torch.testing.assert_close(kernel.detach().flatten(1), flat.detach())
+    vector = nn.Parameter(torch.ones(4))
+    vector.grad = torch.ones(4)
+    with pytest.raises(RuntimeError, match=r"shape \(4,\).*adamw"):
+        MARS([vector], lr=1e-2, preconditioner="shampoo").step()
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (32, 128), (128, 32)])
+def test_newton_schulz_is_near_the_orthogonal_factor(shape: tuple[int, int]) -> None:
+    """Where no singular value is tiny; each then ends between 0.6 and 1.3."""
+    u, _, vh = torch.linalg.svd(torch.randn(shape, generator=torch.Generator().manual_seed(0)), full_matrices=False)
+    matrix = u * torch.linspace(0.1, 1.0, min(shape)) @ vh
+    values = torch.linalg.svdvals(newton_schulz(matrix).double())
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    exact = torch.linalg.svdvals(svd_factor(matrix))
+    torch.testing.assert_close(exact, torch.ones_like(exact))

@@ -119,7 +119,17 @@ def test_float16_with_a_scaler_that_overflows(run_train: Train, monkeypatch: pyt
     assert half.series("val/loss")[-1] == pytest.approx(single.series("val/loss")[-1], abs=0.3)
 
 
+def test_a_run_cannot_change_its_form(run_train: Train) -> None:
+    run_train("--optimizer=mars-adamw", "--max_iters=2")
+    done = run_train(*EXACT, "--max_iters=4", "--resume=auto")
+    assert (done.status, done.stderr.count("\n")) == (2, 1)
+    assert "exact=False, now it is True; set --exact=False" in done.stderr
+
+
 def test_adamw_has_no_exact_form(run_train: Train) -> None:
     done = run_train("--optimizer=adamw", "--exact=true")
     assert (done.status, done.stderr.count("\n")) == (2, 1)
     assert "exact" in done.stderr
+    two = run_train("--optimizer=adamw", "--exact=true", processes=2)
+    assert two.status != 0
+    assert sum(line.startswith("error: ") for line in two.stderr.splitlines()) == 1
