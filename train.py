@@ -41,7 +41,7 @@ from training.device import autocast, peak_flops, pick_dtype, to_device
 from training.errors import explain
 from training.evaluation import validation_loss
 from training.metrics import MetricsFile, TrainingClock, format_count, format_duration
-from training.processes import Processes, local_rank_from_environment
+from training.processes import Processes, leave, local_rank_from_environment
 from training.record import changed_settings, check_folder, check_resume, config_of_run, start_lines, write_config
 from training.tracking import Tracker
 
@@ -317,4 +317,4 @@ class Training:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 from torch import Tensor, distributed, nn
@@ -105,6 +107,19 @@ class Processes:
     @property
     def _averages_by_hand(self) -> bool:
         return self.device.type == "mps"
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process with an exit status.
+
+    One of several processes ends without Python's finalisation: gloo's threads may still hold tensors then, and abort a
+    process that has done all its work (pytorch/pytorch#179291), so that torchrun calls a finished run failed.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def local_rank_from_environment() -> int:

@@ -1,5 +1,6 @@
 """Processes and devices."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ BY_HAND = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import torch
-from training.processes import Processes
+from training.processes import Processes, leave
 found = Processes.from_environment("cpu")
 processes = Processes(found.rank, found.local_rank, found.size, torch.device("mps"))
 processes.connect()
@@ -33,6 +34,7 @@ assert processes.sum([1.0, processes.rank]) == [2.0, 1.0]
 assert processes.mean(torch.tensor(float(processes.rank))) == 0.5
 processes.close()
 print("averaged\\n", end="")
+leave(0)
 """
 
 
@@ -102,3 +104,14 @@ def test_wording_of_numbers() -> None:
     assert [format_duration(s) for s in (7, 754.4, 18_367, 3 * 86400 + 14_706)] == [
         *("0:07", "12:34", "5:06:07", "3d 4:05:06")
     ]
+
+
+@pytest.mark.parametrize(("processes", "finalised"), [("1", True), ("2", False)])
+def test_one_of_several_processes_ends_without_finalisation(processes: str, finalised: bool) -> None:
+    """Gloo's threads abort about one in thirty processes there, after all their work is done."""
+    code = "import atexit, training.processes as p; atexit.register(print, 'finalised'); print('done', end=' '); p.leave(3)"
+    environment = os.environ | {"WORLD_SIZE": processes}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment
+    )
+    assert (done.returncode, done.stdout.split()) == (3, ["done", "finalised"] if finalised else ["done"])
