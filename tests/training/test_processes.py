@@ -109,7 +109,7 @@ def test_wording_of_numbers() -> None:
 @pytest.mark.parametrize(("processes", "finalised"), [("1", True), ("2", False)])
 def test_one_of_several_processes_ends_without_finalisation(processes: str, finalised: bool) -> None:
     """Gloo's threads abort about one in thirty processes there, after all their work is done."""
-    code = "import atexit, training.processes as p; atexit.register(print, 'finalised'); print('done', end=' '); p.leave(3)"
+    code = "import atexit, training.processes as p; atexit.register(print, 'finalised'); print('done'); p.leave(3)"
     environment = os.environ | {"WORLD_SIZE": processes}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment
