@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -71,8 +72,11 @@ def main(arguments: list[str]) -> int:
             raise
         # What is wrong for all processes is said once on each host; what befell one midway, by that process.
         midway = processes is not None and processes.is_connected and not isinstance(error, ConfigError | RunError)
-        if midway or local_rank_from_environment() == 0:
-            print(message, file=sys.stderr, flush=True)
+        if not midway and local_rank_from_environment() > 0:
+            # torchrun ends all processes when the first one goes: that must be the one that speaks. If it has not gone
+            # after this time, it does not share the error.
+            time.sleep(10)
+        print(message, file=sys.stderr, flush=True)
         return status
     processes.close()
     return 0
