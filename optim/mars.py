@@ -161,7 +161,10 @@ class MARS(Optimizer):
         finite = norm_of_all([torch.linalg.vector_norm(grad) for _, grad, _ in work]).isfinite()
         for parameter, grad, group in work:
             reference = torch.where(finite.to(grad.device), grad, math.nan)
-            self._state_of(parameter, group)["next_reference_grad"] = reference
+            state = self._state_of(parameter, group)
+            if "next_reference_grad" in state:  # the step before was skipped, as a GradScaler does after an overflow
+                state["reference_grad"] = state["next_reference_grad"]
+            state["next_reference_grad"] = reference
 
     def metrics(self) -> dict[str, Tensor]:
         """Figures of the last step, as scalar tensors on the device: `mars/clip_rate`, the share of vectors (tensors,

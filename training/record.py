@@ -63,7 +63,7 @@ def check_resume(saved: dict[str, Any], config: TrainConfig, folder: Path) -> No
 
 
 def changed_settings(saved: dict[str, Any], config: TrainConfig) -> list[str]:
-    """A line for each key that a run goes on with another value of, but for those that say how and where it runs."""
+    """A line for each key whose value is another one from here on; `out_dir` and `resume` say nothing of the run."""
     now = asdict(config)
     return [
         f"changed     {key}: {saved[key]} until now, {now[key]} from here on"

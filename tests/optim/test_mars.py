@@ -330,6 +330,24 @@ def test_a_reference_that_is_not_finite_makes_no_correction() -> None:
     torch.testing.assert_close(optimizer.state[weight]["exp_avg"], average.detach())
 
 
+def test_a_skipped_step_does_not_mix_up_the_references() -> None:
+    """After an overflow a GradScaler skips step(): what was recorded before it belongs to the step after it."""
+    weight = nn.Parameter(torch.ones(3, 3, dtype=torch.float64))
+    optimizer = MARS([weight], lr=1e-2, exact=True, gamma=0.5, clip="none", betas=(0.9, 0.99))
+    grads, references = torch.randn(4, 3, 3, dtype=torch.float64), torch.randn(5, 3, 3, dtype=torch.float64)
+    average = torch.zeros(3, 3, dtype=torch.float64)
+    for update in range(4):
+        weight.grad = references[update + 1].clone()  # on the next update's batch
+        optimizer.record_reference_gradient()
+        if update == 2:
+            continue
+        weight.grad = grads[update].clone()
+        optimizer.step()
+        correction = grads[update] - references[update] if update else torch.zeros(3, 3)
+        average = 0.9 * average + 0.1 * (grads[update] + 0.5 * 9 * correction)
+        torch.testing.assert_close(optimizer.state[weight]["exp_avg"], average)
+
+
 def test_shampoo_takes_matrices_and_convolutions_but_no_vectors() -> None:
     kernel = nn.Parameter(torch.randn(8, 3, 2, 2))
     flat = nn.Parameter(kernel.detach().flatten(1).clone())
