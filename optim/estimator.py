@@ -1,29 +1,73 @@
 """The gradient estimate of MARS (arXiv 2411.10438, Algorithm 1): the gradient plus a scaled recursive correction.
 
-    c_t = g_t + gamma * beta1 / (1 - beta1) * (g_t - r_t)
+    c_t = g_t + gamma * beta1 / (1 - beta1) * (g_t - r_t),    then clipped to norm 1
+    m_t = beta1 * m_{t-1} + (1 - beta1) * c_t
 
 g_t is the gradient at x_t on batch t. The reference r_t is the gradient at x_{t-1}: on batch t as well in the exact
 form, on batch t-1 (that is g_{t-1}, which was at hand) in the approximate form. gamma = 0 gives the plain gradient,
-and gamma = 1 in the exact form STORM's estimate (Cutkosky & Orabona, arXiv 1905.10018). The corrected gradient is
-then clipped to norm 1.
+and gamma = 1 in the exact form STORM's estimate (Cutkosky & Orabona, arXiv 1905.10018).
+
+Folded form. In the approximate form without a clip, s_t = m_t - gamma * g_t carries all that the next step needs:
+
+    m_t = beta1 * s_{t-1} + (1 - beta1 + gamma * beta1) * g_t
+
+so that no last gradient is kept. (s_t is (1 - gamma) times the moving average of g: m_t is quasi-hyperbolic momentum,
+Ma & Yarats, arXiv 1810.06801.)
+
+A NaN in a reference, or in s, stands for "unknown": the element makes no correction. Gradients that are not finite
+never get there, since a step that has one changes nothing.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-def corrected_gradient(grad: Tensor, reference: Tensor, gamma: float, beta1: float) -> Tensor:
-    """c_t, before clipping. All tensors have one shape; the result is a new tensor."""
-    return grad.add(grad - reference, alpha=gamma * beta1 / (1 - beta1))
+class Scalars(NamedTuple):
+    """What a step multiplies with, each a 0-d tensor: as tensors, new values are no reason to compile anew."""
+
+    gamma: Tensor
+    correction: Tensor  # gamma * beta1 / (1 - beta1)
+    rate: Tensor  # 1 - beta1
+    beta2: Tensor
+    rate2: Tensor  # 1 - beta2
+    root_scale: Tensor  # 1 / sqrt(1 - beta2^t)
+    eps: Tensor
+    step_size: Tensor  # lr, over 1 - beta1^t where the preconditioner corrects the first moment
+    decay: Tensor  # 1 - lr * weight_decay
 
 
-def clip_factor(norm: Tensor) -> Tensor:
-    """The factor (a scalar tensor) that brings a vector of this norm to norm 1 where it is longer."""
-    return norm.clamp(min=1).reciprocal()
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of arithmetic and moments for parameters of a dtype: float32 for those of 16 bits."""
+    return torch.promote_types(dtype, torch.float32)
 
 
-def norm_of_all(norms: list[Tensor]) -> Tensor:
-    """The norm of the one vector made of the tensors with these norms (scalars, on any devices)."""
-    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+def corrected_gradient(grad: Tensor, reference: Tensor | None, s: Scalars, folded: bool) -> Tensor:
+    """c_t before clipping; without a reference the gradient, in the folded form its part that depends on g_t.
+
+    Args:
+        grad, reference: of one shape, each in any dtype.
+
+    Returns:
+        a tensor of the dtype of arithmetic; `grad` itself where there is nothing to do.
+    """
+    grad = grad.to(compute_dtype(grad.dtype))
+    if folded:
+        return grad + s.correction * grad
+    if reference is None:
+        return grad
+    reference = reference.to(grad.dtype)
+    return grad + s.correction * (grad - torch.where(reference != reference, grad, reference))
+
+
+def moving_average(
+    grad: Tensor, reference: Tensor | None, m: Tensor, clip: Tensor, s: Scalars, folded: bool
+) -> tuple[Tensor, Tensor]:
+    """(c_t clipped, m_t). `m` is m_{t-1}, in the folded form s_{t-1}; `clip` the factor, 0-d."""
+    c = corrected_gradient(grad, reference, s, folded) * clip
+    if folded:
+        m = torch.where(m != m, -s.gamma * grad, m)
+    return c, m + s.rate * (c - m)

@@ -1,8 +1,9 @@
 """MARS: Make vAriance Reduction Shine (Yuan et al., arXiv 2411.10438).
 
-One optimizer, estimator x preconditioner: `estimator.py` corrects the gradient, `preconditioner.py` turns the moving
-average of the corrected gradient into a direction, and the class here keeps state and settings. Every setting can be
-given for a parameter group, so that the published recipe's AdamW for vectors is a group with gamma 0 and clip "none".
+One optimizer, estimator x preconditioner: `estimator.py` corrects and averages the gradient, `preconditioner.py` turns
+the average into a direction, `clipping.py` finds the clip factors, and the class here keeps state and settings. Every
+setting can be given for a parameter group, so that the published recipe's AdamW for vectors is a group with gamma 0 and
+clip "none".
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from optim.estimator import clip_factor, corrected_gradient, norm_of_all
+from optim.batch import Batch
+from optim.clipping import Clipping
+from optim.estimator import compute_dtype
 from optim.preconditioner import PRECONDITIONERS
-
-ORTHOGONAL = ("newton-schulz", "svd")
-CLIPS = ("tensor", "global", "none")
-FIRST_STEPS = ("paper", "official")
+from optim.runner import Runner
+from optim.settings import check_settings
 
 
 class MARS(Optimizer):
@@ -36,21 +37,32 @@ class MARS(Optimizer):
     The reference is the last gradient (approximate form), or the gradient of the last parameters on this step's batch
     (exact form), for which `record_reference_gradient` is called once a step.
 
+    Parameters of 16 bits are stepped in float32 arithmetic with float32 moments. A step with a gradient that is not
+    finite changes no parameter and no moment (`metrics` counts it); it counts as a step.
+
     Args:
-        params: parameters or parameter groups; every other argument but `exact` can be set for a group.
+        params: parameters or parameter groups; every other argument but `exact` and `compile` can be set for a group.
         lr: learning rate.
         betas: decay of m and, where the preconditioner has one, of the second moment of c.
         eps: added to the root of the second moment.
         weight_decay: decoupled weight decay, times lr.
-        gamma: scale of the correction; 0 is the preconditioner's plain method and keeps no reference.
-        preconditioner: "adamw"; "lion", the sign of m; "shampoo", the orthogonal factor of m, for tensors of two
-            dimensions or more.
+        gamma: scale of the correction; 0 is the preconditioner's plain method and keeps no reference. A function of the
+            step (from 1) makes a schedule.
+        preconditioner: "adamw"; "lion", the sign of m; "sgd", m itself; "shampoo", the orthogonal factor of m, and
+            "kronecker", Shampoo's two-sided statistics, both for tensors of two dimensions or more.
         exact: use the exact form.
         clip: "tensor" clips each tensor's c_t to norm 1 (the published code), "global" all tensors of such groups as
             one vector (the paper), "none" does not clip.
         first_step: what the first step takes as its reference: "paper" the gradient itself, so that the correction is
             zero; "official" zero, as the published code does.
+        last_grad: how the approximate form keeps the last gradient: "full"; "bfloat16", in half the memory; "folded"
+            into the moment, in none, which needs clip "none", a gamma that does not change, and a preconditioner that
+            looks at m alone (lion, sgd, shampoo).
         orthogonal: how "shampoo" finds the orthogonal factor: "newton-schulz" (five iterations) or "svd" (exact, slow).
+        factors: the statistics of "kronecker": "averaged" with the second beta, or "accumulated" over all steps.
+        refresh_interval: steps between new roots of these.
+        damping: added to their eigenvalues, relative to the largest.
+        compile: whether to compile the step; None: where it pays and a compiler is found.
 
     Raises:
         ValueError: a setting out of range or unknown, for the optimizer or a group.
@@ -63,12 +75,17 @@ class MARS(Optimizer):
         betas: tuple[float, float] = (0.95, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        gamma: float = 0.025,
+        gamma: float | Callable[[int], float] = 0.025,
         preconditioner: str = "adamw",
         exact: bool = False,
         clip: str = "tensor",
         first_step: str = "paper",
+        last_grad: str = "full",
         orthogonal: str = "newton-schulz",
+        factors: str = "averaged",
+        refresh_interval: int = 10,
+        damping: float = 1e-6,
+        compile: bool | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -80,9 +97,16 @@ class MARS(Optimizer):
             "exact": exact,
             "clip": clip,
             "first_step": first_step,
+            "last_grad": last_grad,
             "orthogonal": orthogonal,
+            "factors": factors,
+            "refresh_interval": refresh_interval,
+            "damping": damping,
         }
-        self._clipped: list[Tensor] = []
+        self._gamma_schedules: list[Callable[[int], float] | None] = []  # of each group
+        self._runner = Runner(compile)
+        self._clipping = Clipping()
+        self._spare: dict[Tensor, Tensor] = {}  # memory for the next reference gradient
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -91,10 +115,15 @@ class MARS(Optimizer):
         Raises:
             ValueError: a setting out of range or unknown.
         """
-        _check_settings(self.defaults | param_group)
-        if param_group.get("exact", self.defaults["exact"]) != self.defaults["exact"]:
+        settings = self.defaults | param_group
+        schedule = settings["gamma"] if callable(settings["gamma"]) else None
+        if schedule is not None:
+            settings["gamma"] = schedule(1)
+        check_settings(settings, schedule is not None)
+        if settings["exact"] != self.defaults["exact"]:
             raise ValueError("exact is a setting of the whole optimizer, not of a group")
-        super().add_param_group(param_group)
+        super().add_param_group(param_group | {"gamma": settings["gamma"]})
+        self._gamma_schedules.append(schedule)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -110,33 +139,24 @@ class MARS(Optimizer):
             closure: computes the loss and its gradients anew; its result is returned.
 
         Raises:
-            RuntimeError: a sparse gradient; a tensor with fewer dimensions than its preconditioner needs; in the exact
-                form, no reference gradient. Nothing is changed then.
+            RuntimeError: a gradient that is sparse or complex; a tensor with fewer dimensions than its preconditioner
+                needs; in the exact form, no reference gradient. Nothing is changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
 
+        self._follow_gamma_schedules()
         work = list(self._with_gradient())
+        self._check_state(work)
+        batches = self._batches(work)
+        self._runner.decide([parameter for parameter, _, _ in work])
+        self._clipping.set_factors(batches, self._runner, self._device)
+        for batch in batches:
+            PRECONDITIONERS[batch.group["preconditioner"]].step(batch, self._runner)
         if self.defaults["exact"]:
-            self._check_references(work)
-        for parameter, _, group in work:
-            self._state_of(parameter, group)["step"] += 1
-        self._clipped = []
-        together = self._global_clip_factor(work)
-        for parameter, grad, group in work:
-            state = self.state[parameter]
-            c = _estimate(grad, state, group)
-            if group["clip"] == "tensor":
-                c = c.mul(clip_factor(self._norm(c)))
-            elif group["clip"] == "global":
-                c = c.mul(together.to(c.device))
-            _advance_reference(grad, state, group)
-
-            m = state["exp_avg"].lerp_(c, 1 - group["betas"][0])
-            direction = PRECONDITIONERS[group["preconditioner"]].direction(m, c, state, group)
-            parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
+            self._take_next_references(work)
         return loss
 
     @torch.no_grad()
@@ -155,121 +175,175 @@ class MARS(Optimizer):
         """
         if not self.defaults["exact"]:
             raise RuntimeError("record_reference_gradient() is for MARS(..., exact=True)")
-        work = [item for item in self._with_gradient() if item[2]["gamma"] != 0]
-        if not work:
-            return
-        finite = norm_of_all([torch.linalg.vector_norm(grad) for _, grad, _ in work]).isfinite()
-        for parameter, grad, group in work:
-            reference = torch.where(finite.to(grad.device), grad, math.nan)
-            state = self._state_of(parameter, group)
+        work = [item for item in self._with_gradient() if self._corrects(item[2])]
+        finite = self._clipping.all_finite([grad for _, grad, _ in work], self._device)
+        for parameter, grad, index in work:
+            state = self._state_of(parameter, self.param_groups[index])
             if "next_reference_grad" in state:  # the step before was skipped, as a GradScaler does after an overflow
-                state["reference_grad"] = state["next_reference_grad"]
-            state["next_reference_grad"] = reference
+                self._take_next_reference(parameter, state)
+            memory = self._reference_memory(parameter)
+            unknown = grad.new_full((), math.nan)
+            state["next_reference_grad"] = torch.where(finite.to(grad.device), grad, unknown, out=memory)
 
     def metrics(self) -> dict[str, Tensor]:
-        """Figures of the last step, as scalar tensors on the device: `mars/clip_rate`, the share of vectors (tensors,
-        or the one vector of clip "global") that were longer than 1; absent where nothing is clipped."""
-        if not self._clipped:
-            return {}
-        first = self._clipped[0].device
-        return {"mars/clip_rate": torch.stack([c.to(first) for c in self._clipped]).float().mean()}
+        """Figures of the last step, as scalar tensors on the device; none before the first.
 
-    def _with_gradient(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
-        """Every parameter that has a gradient, with it and its group."""
-        for group in self.param_groups:
+        `mars/skipped`: 1 where the step changed nothing, since a gradient was not finite. `mars/clip_rate`: the share
+        of vectors (tensors, or the one vector of clip "global") that were longer than 1; absent where nothing is
+        clipped. `mars/gamma`: where it follows a schedule, in the first such group.
+        """
+        figures = {}
+        if self._clipping.skipped is not None:
+            figures["mars/skipped"] = self._clipping.skipped.float()
+        if self._clipping.clipped:
+            figures["mars/clip_rate"] = torch.cat(self._clipping.clipped).float().mean()
+        for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
+            if schedule is not None:
+                figures.setdefault("mars/gamma", torch.tensor(group["gamma"]))
+        return figures
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what `state_dict` gave, bit for bit: torch's own method would cast moments to the dtype of their
+        parameters. A gamma schedule is a function, is not saved, and stays what it is.
+
+        Raises:
+            ValueError: the groups hold other numbers of parameters.
+        """
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                device = "cpu" if name == "step" else parameter.device
+                self.state[parameter][name] = value.detach().to(device, copy=True)
+        self._clipping.forget()
+        self._spare.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: self.__dict__[name] for name in ("_gamma_schedules", "_runner")}
+        return super().__getstate__() | own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_clipping", Clipping())
+        self.__dict__.setdefault("_spare", {})
+
+    @property
+    def _device(self) -> torch.device:
+        """Where to gather what concerns all parameters."""
+        return self.param_groups[0]["params"][0].device
+
+    def _with_gradient(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Every parameter that has a gradient, with it and the index of its group."""
+        for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 if parameter.grad.is_sparse:
                     raise RuntimeError("MARS does not support sparse gradients; use nn.Embedding(..., sparse=False)")
+                if parameter.is_complex():
+                    raise RuntimeError("MARS does not support complex parameters; use torch.view_as_real")
                 if parameter.dim() < PRECONDITIONERS[group["preconditioner"]].min_dim:
                     raise RuntimeError(
                         f"preconditioner {group['preconditioner']!r} cannot step a tensor of shape "
                         f"{tuple(parameter.shape)}; put vectors in a group with preconditioner='adamw'"
                     )
-                yield parameter, parameter.grad, group
+                yield parameter, parameter.grad, index
 
-    def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        """A parameter's state, made at its first step."""
-        state = self.state[parameter]
-        if "step" not in state:
-            state["step"] = torch.tensor(0.0)  # on the CPU: reading it must not wait for a device
-            for name in ("exp_avg", *PRECONDITIONERS[group["preconditioner"]].state_names):
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        return state
+    def _follow_gamma_schedules(self) -> None:
+        for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
+            if schedule is not None:
+                steps = [self.state[p]["step"].item() for p in group["params"] if p in self.state]
+                group["gamma"] = float(schedule(int(max(steps, default=0)) + 1))
+                check_settings(group, scheduled=True)
 
-    def _norm(self, c: Tensor) -> Tensor:
-        """The norm of a vector that is to be clipped, noted for the clip rate."""
-        norm = torch.linalg.vector_norm(c)
-        self._clipped.append(norm > 1)
-        return norm
+    def _corrects(self, index: int) -> bool:
+        """Whether a group's gradients are corrected, now or at times."""
+        return self.param_groups[index]["gamma"] != 0 or self._gamma_schedules[index] is not None
 
-    def _check_references(self, work: list[tuple[Tensor, Tensor, dict[str, Any]]]) -> None:
-        """A parameter that had no gradient on the batch of the reference has a reference of zero; that none at all has
-        one means that it was not recorded."""
-        later = [self.state[p] for p, _, group in work if group["gamma"] != 0 and self.state[p].get("step", 0) > 0]
+    def _check_state(self, work: list[tuple[Tensor, Tensor, int]]) -> None:
+        """Raises what a step raises, before anything is changed."""
+        states = [(self.state[p], index) for p, _, index in work if self.state[p].get("step", 0) > 0]
+        for state, index in states:
+            group = self.param_groups[index]
+            names = {_moment_name(group), *PRECONDITIONERS[group["preconditioner"]].state_names}
+            if not names <= set(state):
+                raise RuntimeError(
+                    f"a parameter was stepped with another preconditioner or last_grad than its group has now, "
+                    f"{group['preconditioner']!r} and {group['last_grad']!r}: its state lacks {', '.join(names - set(state))}"
+                )
+        # A parameter that had no gradient on the batch of the reference has a reference of zero; that none at all has
+        # one means that it was not recorded.
+        later = [state for state, index in states if self.defaults["exact"] and self._corrects(index)]
         if later and not any("reference_grad" in state for state in later):
             raise RuntimeError(
                 "exact MARS has no reference gradient for this step: in each update, compute the gradient on the next "
                 "batch and call record_reference_gradient() before computing the gradient on this batch"
             )
 
-    def _global_clip_factor(self, work: list[tuple[Tensor, Tensor, dict[str, Any]]]) -> Tensor:
-        """The factor for all groups with clip "global". Their estimates are computed here and again in the step, which
-        costs time but no memory."""
-        norms = [
-            torch.linalg.vector_norm(_estimate(grad, self.state[parameter], group))
-            for parameter, grad, group in work
-            if group["clip"] == "global"
-        ]
-        if not norms:
-            return torch.tensor(1.0)
-        norm = norm_of_all(norms)
-        self._clipped.append(norm > 1)
-        return clip_factor(norm)
+    def _batches(self, work: list[tuple[Tensor, Tensor, int]]) -> list[Batch]:
+        """The parameters in batches, their state made ready and their steps counted."""
+        batches: dict[tuple[Any, ...], Batch] = {}
+        for parameter, grad, index in work:
+            group = self.param_groups[index]
+            state = self._state_of(parameter, group)
+            state["step"] += 1
+            step = int(state["step"].item())
+            if parameter.numel() == 0:
+                continue
+            self._ready_reference(parameter, state, index, step)
+            batch = batches.setdefault((index, step, parameter.dtype, parameter.device), Batch(group, step))
+            batch.parameters.append(parameter)
+            batch.grads.append(grad)
+            batch.states.append(state)
+        return list(batches.values())
 
+    def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """A parameter's state, made when it is first needed."""
+        state = self.state[parameter]
+        if "step" not in state:
+            state["step"] = torch.tensor(0.0)  # on the CPU: reading it must not wait for a device
+            dtype = compute_dtype(parameter.dtype)
+            moment = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+            state |= PRECONDITIONERS[group["preconditioner"]].new_state(moment)
+            if group["last_grad"] == "folded" and group["first_step"] == "paper":
+                moment.fill_(math.nan)  # unknown
+            state[_moment_name(group)] = moment
+        return state
 
-def _estimate(grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-    """c_t before clipping; may be `grad` itself."""
-    if group["gamma"] == 0:
-        return grad
-    if (reference := state.get("reference_grad" if group["exact"] else "last_grad")) is None:
-        if group["first_step"] == "paper" and (state["step"] == 1 or not group["exact"]):
-            return grad
-        reference = torch.zeros_like(grad)
-    elif group["exact"]:
-        reference = torch.where(reference.isnan(), grad, reference)  # see record_reference_gradient
-    return corrected_gradient(grad, reference, group["gamma"], group["betas"][0])
+    def _ready_reference(self, parameter: Tensor, state: dict[str, Any], index: int, step: int) -> None:
+        """Makes the reference of a coming step where there is none: unknown, or zero where it counts as known."""
+        group = self.param_groups[index]
+        name = "reference_grad" if group["exact"] else "last_grad"
+        if not self._corrects(index):
+            for key in ("reference_grad", "next_reference_grad", "last_grad"):
+                state.pop(key, None)  # it would be out of date by the time that gamma is not 0 again
+        elif group["last_grad"] != "folded" and (name not in state or state[name].shape != parameter.shape):
+            zero = (group["first_step"] == "official" and step == 1) or (group["exact"] and step > 1 and name not in state)
+            dtype = torch.bfloat16 if group["last_grad"] == "bfloat16" else parameter.dtype
+            state[name] = torch.full_like(
+                parameter, 0.0 if zero else math.nan, dtype=dtype, memory_format=torch.preserve_format
+            )
 
+    def _take_next_references(self, work: list[tuple[Tensor, Tensor, int]]) -> None:
+        """Exact form, after a step: what was recorded for the next one becomes its reference."""
+        for parameter, _, index in work:
+            if self._corrects(index):
+                self._take_next_reference(parameter, self.state[parameter])
+            else:
+                self.state[parameter]["reference_grad"] = torch.tensor(math.nan)  # unknown, should gamma change
 
-def _advance_reference(grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    """The reference of the next step: in the exact form what was recorded for it, else a copy of this gradient, whose
-    own memory belongs to the parameter and is reused or zeroed before then."""
-    if group["exact"]:
-        state.pop("reference_grad", None)
+    def _take_next_reference(self, parameter: Tensor, state: dict[str, Any]) -> None:
+        used = state.pop("reference_grad", None)
+        if used is not None and used.shape == parameter.shape:
+            self._spare[parameter] = used
         if "next_reference_grad" in state:
             state["reference_grad"] = state.pop("next_reference_grad")
-    elif group["gamma"] == 0:
-        state.pop("last_grad", None)  # it would be out of date by the time that gamma is not 0 again
-    elif "last_grad" in state:
-        state["last_grad"].copy_(grad)
-    else:
-        state["last_grad"] = grad.clone()
+
+    def _reference_memory(self, parameter: Tensor) -> Tensor:
+        memory = self._spare.pop(parameter, None)
+        return torch.empty_like(parameter, memory_format=torch.preserve_format) if memory is None else memory
 
 
-def _check_settings(group: dict[str, Any]) -> None:
-    for name in ("lr", "eps", "weight_decay"):
-        if not 0 <= group[name] < math.inf:
-            raise ValueError(f"{name}={group[name]} must be a finite number, not negative")
-    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
-        raise ValueError(f"betas={group['betas']} must be two numbers in [0, 1)")
-    if not math.isfinite(group["gamma"]):
-        raise ValueError(f"gamma={group['gamma']} must be a finite number")
-    for name, allowed in (
-        ("preconditioner", PRECONDITIONERS),
-        ("clip", CLIPS),
-        ("first_step", FIRST_STEPS),
-        ("orthogonal", ORTHOGONAL),
-    ):
-        if group[name] not in allowed:
-            raise ValueError(f"{name}={group[name]!r} must be one of {', '.join(allowed)}")
+def _moment_name(group: dict[str, Any]) -> str:
+    return "folded" if group["last_grad"] == "folded" else "exp_avg"

@@ -1,0 +1,78 @@
+"""The tensors that one step treats alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optim.estimator import Scalars, compute_dtype
+
+
+@dataclass
+class Batch:
+    """Parameters with gradients that share a group, a step count, a dtype and a device."""
+
+    group: dict[str, Any]
+    step: int
+    """which step this is for these parameters, from 1"""
+    parameters: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    clips: list[Tensor] = field(default_factory=list)
+    """the factor of each c_t, 0-d, NaN where the step is to change nothing"""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of arithmetic and moments."""
+        return compute_dtype(self.parameters[0].dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device
+
+    @property
+    def folded(self) -> bool:
+        """Whether the last gradients are folded into the moments."""
+        return self.group["last_grad"] == "folded"
+
+    @property
+    def references(self) -> list[Tensor | None]:
+        """r_t of each, None where there is no correction."""
+        name = "reference_grad" if self.group["exact"] else "last_grad"
+        return [state.get(name) for state in self.states]
+
+    @property
+    def moments(self) -> list[Tensor]:
+        """m_{t-1} of each; in the folded form s_{t-1}."""
+        return [state["folded" if self.folded else "exp_avg"] for state in self.states]
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """What kernels are compiled for."""
+        return {"keep": not self.group["exact"], "folded": self.folded}
+
+    def scalars(self, corrects_first_moment: bool = False, scale: float = 1.0) -> Tensor:
+        """The fields of `Scalars` as one tensor on the device.
+
+        Args:
+            corrects_first_moment: whether the direction is to be divided by 1 - beta1^t.
+            scale: a factor of the step size.
+        """
+        group, (beta1, beta2) = self.group, self.group["betas"]
+        values = Scalars(
+            gamma=group["gamma"],
+            correction=group["gamma"] * beta1 / (1 - beta1),
+            rate=1 - beta1,
+            beta2=beta2,
+            rate2=1 - beta2,
+            root_scale=(1 - beta2**self.step) ** -0.5,
+            eps=group["eps"],
+            step_size=group["lr"] * scale / (1 - beta1**self.step if corrects_first_moment else 1),
+            decay=1 - group["lr"] * group["weight_decay"],
+        )
+        on_cuda = self.device.type == "cuda"
+        # From pinned memory the copy does not wait for the device.
+        return torch.tensor(values, dtype=self.dtype, pin_memory=on_cuda).to(self.device, non_blocking=on_cuda)

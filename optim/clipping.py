@@ -1,0 +1,152 @@
+"""The factors that clip gradient estimates to norm 1, and the check that gradients are finite.
+
+A step whose gradients are not all finite must change nothing, which has to be known before the first tensor is
+updated: so norms come first. On a device they are those of c_t, and stay there: nothing waits for them. On a CPU, where
+a value can be read at no cost, the norm of g_t alone (half the memory traffic) mostly shows that no clip is due, since
+
+    ||c_t|| <= (1 + k) ||g_t|| + k ||r_t||,    k = |gamma| * beta1 / (1 - beta1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from optim.batch import Batch
+from optim.estimator import compute_dtype
+from optim.kernels import estimate_norm
+from optim.runner import Runner
+
+SURELY_SHORT = 0.99  # what is bounded by this is below 1, also with last gradients rounded to bfloat16
+
+
+class Clipping:
+    """Finds the factors of each step, and keeps what metrics say of the last one.
+
+    Args:
+        sum_over_processes: sums a tensor in place over the processes, where each steps a part of the parameters.
+    """
+
+    def __init__(self, sum_over_processes: Callable[[Tensor], None] | None = None) -> None:
+        self.sum_over_processes = sum_over_processes
+        self.clipped: list[Tensor] = []
+        """of the last step: for the vectors that are clipped where they are longer than 1, whether they were"""
+        self.skipped: Tensor | None = None
+        """of the last step: whether it changed nothing, since gradients were not finite (0-d)"""
+        self._reference_norms: dict[Tensor, float] = {}
+
+    def forget(self) -> None:
+        """To be called when references change by other means than steps."""
+        self._reference_norms.clear()
+
+    def set_factors(self, batches: list[Batch], run: Runner, device: torch.device) -> None:
+        """Sets `clips` of every batch.
+
+        Args:
+            device: where to gather what concerns all batches.
+        """
+        lengths = [self._bounds(batch) if _has_bounds(batch) else _lengths(batch, run) for batch in batches]
+        self._sharpen(batches, lengths, run)
+        together = [norms for batch, norms in zip(batches, lengths, strict=True) if batch.group["clip"] == "global"]
+        # The square of the norm of all that is clipped as one vector, and how many norms are not finite.
+        sums = torch.stack([_sum([norms.square() for norms in together], device), _count_not_finite(lengths, device)])
+        if self.sum_over_processes is not None:
+            self.sum_over_processes(sums)
+        norm, self.skipped = sums[0].sqrt(), sums[1] > 0
+
+        self.clipped = [(norm > 1).reshape(1)] if together else []
+        for batch, norms in zip(batches, lengths, strict=True):
+            if batch.group["clip"] == "tensor":
+                factors = _factor(norms)
+                self.clipped.append((norms > 1).to(device))
+            else:
+                factors = (_factor(norm) if batch.group["clip"] == "global" else norm.new_ones(())).to(norms)
+                factors = factors.expand(len(norms))
+            factors = torch.where(self.skipped.to(norms.device), math.nan, factors)
+            batch.clips = list(factors.to(batch.dtype).unbind())
+        if self._reference_norms and self.skipped:
+            self.forget()  # the references of the next step are not these gradients
+
+    def all_finite(self, grads: list[Tensor], device: torch.device) -> Tensor:
+        """Whether gradients, those of all processes, are finite (0-d)."""
+        on_host = [grad for grad in grads if grad.device.type == "cpu"]
+        norms = [torch.tensor([_host_norm(grad) for grad in on_host])] if on_host else []
+        elsewhere = [grad for grad in grads if grad.device.type != "cpu"]
+        norms += [norm.reshape(1) for norm in torch._foreach_norm(elsewhere)] if elsewhere else []
+        bad = _count_not_finite(norms, device)
+        if self.sum_over_processes is not None:
+            self.sum_over_processes(bad)
+        return bad == 0
+
+    def _bounds(self, batch: Batch) -> Tensor:
+        """Bounds of ||c_t||, infinite for parameters whose last gradient is not remembered. Remembers this one."""
+        beta1 = batch.group["betas"][0]
+        k = abs(batch.group["gamma"]) * beta1 / (1 - beta1)
+        bounds = []
+        for parameter, grad in zip(batch.parameters, batch.grads, strict=True):
+            norm = _host_norm(grad)
+            bounds.append((1 + k) * norm + k * self._reference_norms.get(parameter, math.inf))
+            if math.isfinite(norm):
+                self._reference_norms[parameter] = norm
+            else:
+                bounds[-1] = math.nan
+        return torch.tensor(bounds, dtype=torch.float64)
+
+    def _sharpen(self, batches: list[Batch], lengths: list[Tensor], run: Runner) -> None:
+        """Replaces bounds that allow a clip by the norms."""
+        bounded = [place for place, batch in enumerate(batches) if _has_bounds(batch)]
+        together = [place for place, batch in enumerate(batches) if batch.group["clip"] == "global"]
+        # Processes that share one norm must not mix bounds and norms in it.
+        short = set(together) <= set(bounded) and self.sum_over_processes is None
+        short = short and _sum([lengths[place].square() for place in together], torch.device("cpu")) < SURELY_SHORT**2
+        for place in bounded:
+            if batches[place].group["clip"] == "tensor":
+                wanted = (lengths[place] >= SURELY_SHORT).nonzero().flatten().tolist()
+            else:
+                wanted = [] if short else list(range(len(lengths[place])))
+            if wanted:
+                lengths[place][wanted] = _lengths(batches[place], run, wanted).to(lengths[place])
+
+
+def _has_bounds(batch: Batch) -> bool:
+    """Whether ||c_t|| can be bounded by what is known of the last gradient."""
+    group = batch.group
+    return batch.device.type == "cpu" and group["clip"] != "none" and group["gamma"] != 0 and not group["exact"]
+
+
+def _lengths(batch: Batch, run: Runner, indices: list[int] | None = None) -> Tensor:
+    """||c_t|| of some parameters; without a clip ||g_t||, which is finite where c_t is."""
+    indices = list(range(len(batch.grads))) if indices is None else indices
+    grads, references = batch.grads, batch.references
+    if batch.group["clip"] != "none" and batch.group["gamma"] != 0:
+        rows = [(grads[index], references[index]) for index in indices]
+        return torch.stack(run.reduce(estimate_norm, rows, batch.scalars()))
+    if batch.device.type == "cpu":
+        return torch.tensor([_host_norm(grads[index]) for index in indices], dtype=torch.float64)
+    return torch.stack(torch._foreach_norm([grads[index] for index in indices], 2, dtype=batch.dtype))
+
+
+def _host_norm(grad: Tensor) -> float:
+    """The norm of a gradient on a CPU."""
+    if grad.dtype == compute_dtype(grad.dtype) and grad.is_contiguous():
+        flat = grad.view(-1)
+        norm = math.sqrt(torch.dot(flat, flat).item())  # a norm at the speed of memory
+        if math.isfinite(norm):
+            return norm
+    return torch.linalg.vector_norm(grad, dtype=torch.float64).item()  # also of what overflows in float32
+
+
+def _factor(norm: Tensor) -> Tensor:
+    """What brings a vector of this norm to norm 1, where it is longer."""
+    return norm.clamp(min=1).reciprocal()
+
+
+def _sum(vectors: list[Tensor], device: torch.device) -> Tensor:
+    return torch.cat([vector.to(device) for vector in vectors]).sum() if vectors else torch.zeros((), device=device)
+
+
+def _count_not_finite(lengths: list[Tensor], device: torch.device) -> Tensor:
+    return _sum([(~norms.isfinite()).float() for norms in lengths], device)

@@ -1,0 +1,119 @@
+"""A step as pure functions of tensors, one function for each way to turn m_t into a direction (arXiv 2411.10438).
+
+Each takes one parameter's tensors, all of one shape and updated in place, reads each once and writes each once when
+compiled (`runner.py`): memory traffic is all that a step costs. `clip` (0-d) is the factor that brings c_t to norm 1,
+or NaN where the step is to change nothing. `keep` says that this gradient becomes the next step's reference.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from optim.estimator import Scalars, corrected_gradient, moving_average
+
+
+def adamw_step(
+    x: Tensor,
+    grad: Tensor,
+    reference: Tensor | None,
+    m: Tensor,
+    v: Tensor,
+    clip: Tensor,
+    scalars: Tensor,
+    keep: bool,
+    folded: bool,
+) -> None:
+    """MARS-AdamW (Algorithm 2): x - lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * x), v of the clipped c_t."""
+    s = Scalars(*scalars.unbind())
+    c, m_new = moving_average(grad, reference, m, clip, s, folded)
+    v_new = s.beta2 * v + s.rate2 * (c * c)
+    direction = m_new / (v_new.sqrt() * s.root_scale + s.eps)
+    _write(clip, x, x * s.decay - s.step_size * direction)
+    _write(clip, v, v_new)
+    _write_average(clip, grad, reference, m, m_new, s, keep, folded)
+
+
+def lion_step(
+    x: Tensor,
+    grad: Tensor,
+    reference: Tensor | None,
+    m: Tensor,
+    clip: Tensor,
+    scalars: Tensor,
+    keep: bool,
+    folded: bool,
+) -> None:
+    """MARS-Lion (Algorithm 3): x - lr * (sign(m_t) + weight_decay * x)."""
+    s = Scalars(*scalars.unbind())
+    _, m_new = moving_average(grad, reference, m, clip, s, folded)
+    _write(clip, x, x * s.decay - s.step_size * m_new.sign())
+    _write_average(clip, grad, reference, m, m_new, s, keep, folded)
+
+
+def sgd_step(
+    x: Tensor,
+    grad: Tensor,
+    reference: Tensor | None,
+    m: Tensor,
+    clip: Tensor,
+    scalars: Tensor,
+    keep: bool,
+    folded: bool,
+) -> None:
+    """Gradient descent along the moving average: x - lr * (m_t + weight_decay * x)."""
+    s = Scalars(*scalars.unbind())
+    _, m_new = moving_average(grad, reference, m, clip, s, folded)
+    _write(clip, x, x * s.decay - s.step_size * m_new)
+    _write_average(clip, grad, reference, m, m_new, s, keep, folded)
+
+
+def average_step(
+    grad: Tensor,
+    reference: Tensor | None,
+    m: Tensor,
+    out: Tensor,
+    estimate: Tensor | None,
+    clip: Tensor,
+    scalars: Tensor,
+    keep: bool,
+    folded: bool,
+) -> None:
+    """The first half of a step whose direction needs the whole matrix: m_t goes to `out` too, in its dtype, and c_t to
+    `estimate`."""
+    s = Scalars(*scalars.unbind())
+    c, m_new = moving_average(grad, reference, m, clip, s, folded)
+    out.copy_(m_new)
+    if estimate is not None:
+        estimate.copy_(c)
+    _write_average(clip, grad, reference, m, m_new, s, keep, folded)
+
+
+def apply_step(x: Tensor, direction: Tensor, clip: Tensor, scalars: Tensor) -> None:
+    """The second half: x - lr * (direction + weight_decay * x)."""
+    s = Scalars(*scalars.unbind())
+    _write(clip, x, x * s.decay - s.step_size * direction)
+
+
+def estimate_norm(grad: Tensor, reference: Tensor | None, scalars: Tensor) -> Tensor:
+    """The norm of c_t before clipping (0-d)."""
+    return torch.linalg.vector_norm(corrected_gradient(grad, reference, Scalars(*scalars.unbind()), folded=False))
+
+
+def _write(clip: Tensor, old: Tensor, new: Tensor) -> None:
+    old.copy_(torch.where(clip != clip, old, new))
+
+
+def _write_average(
+    clip: Tensor,
+    grad: Tensor,
+    reference: Tensor | None,
+    m: Tensor,
+    m_new: Tensor,
+    s: Scalars,
+    keep: bool,
+    folded: bool,
+) -> None:
+    _write(clip, m, m_new - s.gamma * grad if folded else m_new)
+    if keep and reference is not None:
+        _write(clip, reference, grad)

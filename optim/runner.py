@@ -1,0 +1,114 @@
+"""Runs the kernels of a step over many tensors, compiled where that pays.
+
+On a CPU one compiled function serves tensors of every size, one after another: it spreads each over the cores. On
+CUDA one compiled graph serves all tensors of a batch. Without a compiler, and for few parameters, the same functions
+run eagerly; on a CPU in pieces that stay in the cache.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Row = Sequence[Tensor | None]
+Kernel = Callable[..., Any]
+
+PIECE = 2**17  # elements that an eager kernel works on at a time on a CPU, so that its temporaries stay in the cache
+MANY = 2**23  # parameters from which on a CPU the seconds of compilation pay
+
+
+class Runner:
+    """Calls a kernel with each of many rows of tensors.
+
+    The tensors of a row have one number of elements, but for 0-d ones, which serve all elements; a kernel sees them
+    flat on a CPU and whole elsewhere. What follows the rows is the same for all.
+
+    Args:
+        compile: whether to compile; None: on CUDA, and on a CPU where there are many parameters.
+    """
+
+    def __init__(self, compile: bool | None) -> None:
+        self.compile = compile
+
+    def decide(self, parameters: Sequence[Tensor]) -> None:
+        """Settles whether to compile for these parameters, where it was left open."""
+        if self.compile is None:
+            on_cuda = any(parameter.is_cuda for parameter in parameters)
+            on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
+            self.compile = on_cuda or (on_cpu and sum(parameter.numel() for parameter in parameters) >= MANY)
+
+    def update(self, kernel: Kernel, rows: Sequence[Row], scalars: Tensor, **flags: bool) -> None:
+        """Runs an elementwise kernel, which updates tensors in place."""
+        done = self._compiled(kernel, rows, scalars, flags)
+        for row in rows[len(done) :]:
+            for piece in _pieces(row):
+                kernel(*piece, scalars, **flags)
+
+    def reduce(self, kernel: Kernel, rows: Sequence[Row], scalars: Tensor, **flags: bool) -> list[Tensor]:
+        """Runs a kernel that makes one 0-d tensor of a row."""
+        done = self._compiled(kernel, rows, scalars, flags)
+        return [*done, *(kernel(*row, scalars, **flags) for row in rows[len(done) :])]
+
+    def _compiled(self, kernel: Kernel, rows: Sequence[Row], scalars: Tensor, flags: dict[str, bool]) -> list[Any]:
+        """The results of the first rows, up to the first one that cannot be had by a compiled kernel."""
+        if not self.compile or not rows:
+            return []
+        from torch._dynamo.exc import BackendCompilerFailed  # takes a second, which only those pay who compile
+
+        results: list[Any] = []
+        try:
+            if scalars.device.type != "cpu":
+                return _compile_all(kernel)(rows, scalars, flags)
+            function = _compile_each(kernel)
+            for row in rows:
+                flat = _flat(row)
+                # A size of 1 would be compiled for itself.
+                compiled = flat is not None and _size(row) > 1
+                results.append((function if compiled else kernel)(*(flat or row), scalars, **flags))
+        except BackendCompilerFailed as error:  # before it has run, so that no tensor was changed
+            self.compile = False
+            warnings.warn(
+                "optim: torch.compile does not work here, so that steps run eagerly and take several times as long: "
+                f"{str(error).splitlines()[0]} (on a CPU it needs a C++ compiler: apt install g++)",
+                stacklevel=2,
+            )
+        return results
+
+
+@cache
+def _compile_each(kernel: Kernel) -> Kernel:
+    return torch.compile(kernel, dynamic=True)
+
+
+@cache
+def _compile_all(kernel: Kernel) -> Kernel:
+    def run(rows: Sequence[Row], scalars: Tensor, flags: dict[str, bool]) -> list[Any]:
+        return [kernel(*row, scalars, **flags) for row in rows]
+
+    return torch.compile(run, dynamic=False)
+
+
+def _size(row: Row) -> int:
+    assert row[0] is not None
+    return row[0].numel()
+
+
+def _flat(row: Row) -> Row | None:
+    """The row with its full tensors as one-dimensional views; None where a layout does not allow that."""
+    if not all(tensor is None or tensor.is_contiguous() for tensor in row):
+        return None
+    return [tensor.view(-1) if tensor is not None and tensor.dim() > 0 else tensor for tensor in row]
+
+
+def _pieces(row: Row) -> Sequence[Row]:
+    """The row cut into pieces for a CPU; whole where it is short, lies elsewhere, or has a layout of its own."""
+    if _size(row) <= PIECE or row[0] is None or row[0].device.type != "cpu" or (flat := _flat(row)) is None:
+        return [row]
+    count = -(-_size(row) // PIECE)
+    cut = [tensor.split(PIECE) if tensor is not None and tensor.dim() > 0 else [tensor] * count for tensor in flat]
+    return list(zip(*cut, strict=True))
