@@ -260,11 +260,12 @@ class Training:
             self.tracker.log(place | row)
 
     def _save(self) -> None:
+        optimizer_state = self.optimizer.state_dict()  # a sharded one gathers it from all processes
         if self.processes.is_main:
             path = self.checkpoints.save(
                 {
                     "model": self.model.state_dict(),
-                    "optimizer": self.optimizer.state_dict(),
+                    "optimizer": optimizer_state,
                     "scaler": self.scaler.state_dict(),
                     "config": asdict(self.config),
                     "iter": self.update,

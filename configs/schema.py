@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 MANY = 2**31 - 1
+GAMMA_SCHEDULE = r"^linear:-?[0-9.e+-]+:-?[0-9.e+-]+$"
 Count = Annotated[int, Field(ge=1, le=MANY)]
 CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -68,7 +69,9 @@ class TrainConfig:
     """seed of initial weights, batches and dropout"""
 
     # --- optimizer ---
-    optimizer: Literal["adamw", "mars-adamw", "mars-lion", "mars-shampoo"] = "adamw"
+    optimizer: Literal[
+        "adamw", "mars-adamw", "mars-lion", "mars-shampoo", "lion", "muon", "shampoo", "sgd", "nadamw"
+    ] = "adamw"
     """which optimizer steps the matrices (see optim/)"""
     learning_rate: Positive = 6e-4
     """peak learning rate, reached at the end of the warm-up"""
@@ -99,16 +102,29 @@ class TrainConfig:
     gradient_multiplier: Positive = 1.0
     """factor on the averaged gradient before clipping; the published code amounts to 4.0 (small, medium) or
     12.0 (large)"""
-    embedding_adamw: bool = False
-    """MARS: step embeddings as vectors are, by plain AdamW with lr_1d and betas_1d"""
-    gamma: FiniteFloat = 0.025
-    """MARS: scale of the gradient correction"""
+    embedding_adamw: bool | None = None
+    """step embeddings as vectors are, by plain AdamW with lr_1d and betas_1d; none: with muon and shampoo. False with
+    muon is the published comparison's way"""
+    shampoo_factors: Literal["averaged", "accumulated"] = "averaged"
+    """shampoo: statistics averaged with beta2, or accumulated over all updates"""
+    shampoo_interval: Count = 10
+    """shampoo: updates between new inverse roots of the statistics"""
+    shard_optimizer: bool = False
+    """share the optimizer's state and work between the processes (ZeRO-1), with the same results"""
+    compile_optimizer: bool | Literal["auto"] = "auto"
+    """torch.compile the steps of the MARS family, lion, muon and shampoo; auto: on CUDA, and on a CPU from 8 million
+    parameters"""
+    gamma: FiniteFloat | Annotated[str, Field(pattern=GAMMA_SCHEDULE)] = 0.025
+    """MARS: scale of the gradient correction, a number or linear:START:END over max_iters updates"""
     exact: bool = False
     """MARS: the exact form: two gradients an update, the second one on the next update's batch"""
     mars_clip: Literal["tensor", "global", "none"] = "tensor"
     """MARS: clip the corrected gradient to norm 1 tensor by tensor (published code), as one vector (paper) or not"""
     mars_first_step: Literal["paper", "official"] = "paper"
     """MARS: the first reference gradient: the gradient itself (paper, no correction) or zero (published code)"""
+    mars_last_grad: Literal["full", "bfloat16", "folded"] = "full"
+    """MARS: how the last gradient is kept: full, in half the memory, or folded into the moment (mars-lion and
+    mars-shampoo with mars_clip=none)"""
 
     # --- loop ---
     max_iters: CountOrZero = 100_000

@@ -4,18 +4,23 @@ from optim.build import (
     build_optimizer,
     describe_groups,
     load_optimizer_state,
+    optimizer_bytes,
     optimizer_metrics,
     record_reference_gradient,
 )
 from optim.mars import MARS
-from optim.schedule import learning_rate_at, set_learning_rate
+from optim.schedule import LinearGamma, learning_rate_at, set_learning_rate
+from optim.sharded import ShardedOptimizer
 
 __all__ = [
     "MARS",
+    "LinearGamma",
+    "ShardedOptimizer",
     "build_optimizer",
     "describe_groups",
     "learning_rate_at",
     "load_optimizer_state",
+    "optimizer_bytes",
     "optimizer_metrics",
     "record_reference_gradient",
     "set_learning_rate",

@@ -52,7 +52,13 @@ class Batch:
     @property
     def flags(self) -> dict[str, bool]:
         """What kernels are compiled for."""
-        return {"keep": not self.group["exact"], "folded": self.folded}
+        return {"keep": not self.group["exact"], "folded": self.folded, "guarded": self.guarded}
+
+    @property
+    def guarded(self) -> bool:
+        """Whether kernels see to it that a step changes nothing; on a CPU, where that is known before, they do not run
+        then."""
+        return self.device.type != "cpu"
 
     def scalars(self, corrects_first_moment: bool = False, scale: float = 1.0) -> Tensor:
         """The fields of `Scalars` as one tensor on the device.

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor, distributed, nn
+from torch.optim import SGD, AdamW, NAdam, Optimizer
 
 from optim.mars import MARS
+from optim.schedule import gamma_schedule
+from optim.sharded import ShardedOptimizer
 
 FUSED_DEVICES = ("cpu", "cuda", "mps")  # where torch has a fused AdamW
 
@@ -43,54 +45,114 @@ class OptimizerConfig(Protocol):
     @property
     def betas_1d(self) -> tuple[float, float] | None: ...
     @property
-    def embedding_adamw(self) -> bool: ...
+    def embedding_adamw(self) -> bool | None: ...
     @property
-    def gamma(self) -> float: ...
+    def max_iters(self) -> int: ...
+    @property
+    def gamma(self) -> float | str: ...
     @property
     def exact(self) -> bool: ...
     @property
     def mars_clip(self) -> Literal["tensor", "global", "none"]: ...
     @property
     def mars_first_step(self) -> Literal["paper", "official"]: ...
+    @property
+    def mars_last_grad(self) -> Literal["full", "bfloat16", "folded"]: ...
+    @property
+    def shampoo_factors(self) -> Literal["averaged", "accumulated"]: ...
+    @property
+    def shampoo_interval(self) -> int: ...
+    @property
+    def compile_optimizer(self) -> bool | Literal["auto"]: ...
+    @property
+    def shard_optimizer(self) -> bool: ...
 
 
 Groups = list[dict[str, Any]]
 
+PLAIN_ADAMW = {"preconditioner": "adamw", "gamma": 0.0, "clip": "none", "last_grad": "full"}
+QUASI_HYPERBOLIC = {"clip": "none", "first_step": "official", "last_grad": "folded"}
+
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimizer that `config.optimizer` names, over all parameters of the model, a tied one once.
+    """The optimizer that `config.optimizer` names, over all parameters of the model, a tied one once; its state shared
+    by the processes (ZeRO-1) where the config says so and there are several.
 
     Raises:
         ValueError: an unknown name, or settings that the optimizer does not have.
     """
     if config.optimizer not in BUILDERS:
         raise ValueError(f"optimizer={config.optimizer!r} must be one of {', '.join(BUILDERS)}")
-    return BUILDERS[config.optimizer](_parameter_groups(model, config), config)
+    if config.exact and not config.optimizer.startswith("mars-"):
+        raise ValueError(f"optimizer={config.optimizer!r} has no exact form; set --exact=false, or a MARS optimizer")
+    optimizer = BUILDERS[config.optimizer](_parameter_groups(model, config), config)
+    if config.shard_optimizer and distributed.is_initialized() and distributed.get_world_size() > 1:
+        if any(parameter.device.type == "mps" for parameter in model.parameters()):
+            raise ValueError("shard_optimizer=True needs a CPU or CUDA; no backend of torch.distributed reaches mps")
+        return ShardedOptimizer(optimizer)
+    return optimizer
 
 
 def _adamw(groups: Groups, config: OptimizerConfig) -> Optimizer:
-    if config.exact:
-        raise ValueError("optimizer='adamw' has no exact form; set --exact=false, or a MARS optimizer")
-    fused = all(parameter.device.type in FUSED_DEVICES for group in groups for parameter in group["params"])
-    return AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+    return AdamW(groups, lr=config.learning_rate, fused=_has_fused(groups))
+
+
+def _nadamw(groups: Groups, config: OptimizerConfig) -> Optimizer:
+    """AdamW with Nesterov momentum. Dozat's momentum grows over the steps; so fast a growth makes it beta1 at once."""
+    return NAdam(groups, lr=config.learning_rate, momentum_decay=1e4, decoupled_weight_decay=True)
+
+
+def _sgd(groups: Groups, config: OptimizerConfig) -> Optimizer:
+    """SGD with momentum beta1; its decay is not decoupled."""
+    return SGD(groups, lr=config.learning_rate, momentum=config.beta1, fused=_has_fused(groups))
 
 
 def _mars(preconditioner: str, groups: Groups, config: OptimizerConfig) -> Optimizer:
-    plain_adamw = {"preconditioner": "adamw", "gamma": 0.0, "clip": "none"}
+    settings = {
+        "preconditioner": preconditioner,
+        "gamma": gamma_schedule(config.gamma, config.max_iters),
+        "clip": config.mars_clip,
+        "first_step": config.mars_first_step,
+        "last_grad": config.mars_last_grad,
+    }
+    return _mars_family(groups, config, settings)
+
+
+def _lion(groups: Groups, config: OptimizerConfig) -> Optimizer:
+    """Lion (Chen et al., arXiv 2302.06675), by its identity with MARS-Lion: beta2 averages, beta1 blends in the last
+    gradient."""
+    if config.beta1 > config.beta2:
+        raise ValueError(f"beta1={config.beta1} must not be above beta2={config.beta2} in optimizer='lion'")
+    gamma = 1 - config.beta1 / config.beta2 if config.beta2 > 0 else 0.0
+    return _mars_family(groups, config, QUASI_HYPERBOLIC | {"preconditioner": "lion", "gamma": gamma}, (config.beta2, 0.0))
+
+
+def _muon(groups: Groups, config: OptimizerConfig) -> Optimizer:
+    """Muon with Nesterov momentum beta1 (Jordan et al. 2024), by its identity with MARS-Shampoo."""
+    return _mars_family(groups, config, QUASI_HYPERBOLIC | {"preconditioner": "shampoo", "gamma": 1 - config.beta1})
+
+
+def _shampoo(groups: Groups, config: OptimizerConfig) -> Optimizer:
+    """Shampoo with momentum beta1 (Gupta et al., arXiv 1802.09568)."""
+    settings = PLAIN_ADAMW | {
+        "preconditioner": "kronecker",
+        "factors": config.shampoo_factors,
+        "refresh_interval": config.shampoo_interval,
+    }
+    return _mars_family(groups, config, settings)
+
+
+def _mars_family(
+    groups: Groups, config: OptimizerConfig, settings: dict[str, Any], betas: tuple[float, float] | None = None
+) -> Optimizer:
+    """Matrices by `settings` and `betas`, vectors by plain AdamW, and embeddings by either."""
     for group in groups:
-        if group["name"] == "vectors" or (group["name"] == "embeddings" and config.embedding_adamw):
-            group.update(plain_adamw)
-    return MARS(
-        groups,
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        gamma=config.gamma,
-        preconditioner=preconditioner,
-        exact=config.exact,
-        clip=config.mars_clip,
-        first_step=config.mars_first_step,
-    )
+        if group["name"] == "vectors" or (group["name"] == "embeddings" and _embeddings_on_adamw(config)):
+            group.update(PLAIN_ADAMW)
+        else:
+            group.update(settings | ({} if betas is None else {"betas": betas}))
+    compile = None if config.compile_optimizer == "auto" else config.compile_optimizer
+    return MARS(groups, lr=config.learning_rate, eps=config.eps, exact=config.exact, compile=compile)
 
 
 BUILDERS: dict[str, Callable[[Groups, OptimizerConfig], Optimizer]] = {
@@ -98,7 +160,21 @@ BUILDERS: dict[str, Callable[[Groups, OptimizerConfig], Optimizer]] = {
     "mars-adamw": partial(_mars, "adamw"),
     "mars-lion": partial(_mars, "lion"),
     "mars-shampoo": partial(_mars, "shampoo"),
+    "lion": _lion,
+    "muon": _muon,
+    "shampoo": _shampoo,
+    "sgd": _sgd,
+    "nadamw": _nadamw,
 }
+
+
+def _has_fused(groups: Groups) -> bool:
+    return all(parameter.device.type in FUSED_DEVICES for group in groups for parameter in group["params"])
+
+
+def _embeddings_on_adamw(config: OptimizerConfig) -> bool:
+    """As set; otherwise as is usual: Muon and Shampoo are for hidden matrices."""
+    return config.optimizer in ("muon", "shampoo") if config.embedding_adamw is None else config.embedding_adamw
 
 
 def _parameter_groups(model: nn.Module, config: OptimizerConfig) -> Groups:
@@ -111,14 +187,16 @@ def _parameter_groups(model: nn.Module, config: OptimizerConfig) -> Groups:
 
     decay, betas = config.weight_decay, (config.beta1, config.beta2)
     decay_embedding = decay if config.weight_decay_embedding is None else config.weight_decay_embedding
-    like_matrices: dict[str, Any] = {"lr_scale": 1.0, "betas": betas}
-    like_vectors: dict[str, Any] = {
+    common: dict[str, Any] = {"eps": config.eps}
+    like_matrices: dict[str, Any] = common | {"lr_scale": 1.0, "betas": betas}
+    like_vectors: dict[str, Any] = common | {
         "lr_scale": 1.0 if config.lr_1d is None else config.lr_1d / config.learning_rate,
         "betas": config.betas_1d or betas,
     }
+    like_embeddings = like_vectors if _embeddings_on_adamw(config) else like_matrices
     settings = {
         "matrices": like_matrices | {"weight_decay": decay},
-        "embeddings": (like_vectors if config.embedding_adamw else like_matrices) | {"weight_decay": decay_embedding},
+        "embeddings": like_embeddings | {"weight_decay": decay_embedding},
         "vectors": like_vectors | {"weight_decay": config.weight_decay_1d},
     }
     return [
@@ -143,10 +221,13 @@ def describe_groups(optimizer: Optimizer) -> list[str]:
 
 def _method(group: dict[str, Any]) -> str:
     """How MARS steps a group; nothing for torch's own optimizers."""
-    if "gamma" not in group:
+    if "preconditioner" not in group:
         return ""
-    correction = f"gamma {group['gamma']:g}, clip {group['clip']}" if group["gamma"] else "no correction"
-    return f"  {group['preconditioner']}, {correction}{', exact' if group['gamma'] and group['exact'] else ''}"
+    parts = [group["preconditioner"]]
+    parts.append(f"gamma {group['gamma']:g}, clip {group['clip']}" if group["gamma"] else "no correction")
+    parts += ["exact"] if group["gamma"] and group["exact"] else []
+    parts += [f"last gradient {group['last_grad']}"] if group["gamma"] and group["last_grad"] != "full" else []
+    return "  " + ", ".join(parts)
 
 
 def load_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -164,10 +245,17 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 def record_reference_gradient(optimizer: Optimizer) -> None:
     """Hands an exact optimizer the gradient of the current parameters on the next batch (see `MARS`)."""
-    assert isinstance(optimizer, MARS), "build_optimizer refuses exact=True for others"
+    assert isinstance(optimizer, MARS | ShardedOptimizer), "build_optimizer refuses exact=True for others"
     optimizer.record_reference_gradient()
 
 
 def optimizer_metrics(optimizer: Optimizer) -> dict[str, Tensor]:
     """Figures that an optimizer reports of its last step, as scalar tensors; none for torch's own."""
-    return optimizer.metrics() if isinstance(optimizer, MARS) else {}
+    inside = optimizer.optimizer if isinstance(optimizer, ShardedOptimizer) else optimizer
+    return inside.metrics() if isinstance(inside, MARS) else {}
+
+
+def optimizer_bytes(optimizer: Optimizer) -> int:
+    """Bytes of state that this process holds."""
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))

@@ -32,10 +32,10 @@ class Clipping:
 
     def __init__(self, sum_over_processes: Callable[[Tensor], None] | None = None) -> None:
         self.sum_over_processes = sum_over_processes
-        self.clipped: list[Tensor] = []
-        """of the last step: for the vectors that are clipped where they are longer than 1, whether they were"""
         self.skipped: Tensor | None = None
         """of the last step: whether it changed nothing, since gradients were not finite (0-d)"""
+        self.clip_rate: Tensor | None = None
+        """of the last step: which share of the vectors that may be clipped was longer than 1 (0-d)"""
         self._reference_norms: dict[Tensor, float] = {}
 
     def forget(self) -> None:
@@ -50,23 +50,31 @@ class Clipping:
         """
         lengths = [self._bounds(batch) if _has_bounds(batch) else _lengths(batch, run) for batch in batches]
         self._sharpen(batches, lengths, run)
-        together = [norms for batch, norms in zip(batches, lengths, strict=True) if batch.group["clip"] == "global"]
-        # The square of the norm of all that is clipped as one vector, and how many norms are not finite.
-        sums = torch.stack([_sum([norms.square() for norms in together], device), _count_not_finite(lengths, device)])
+        by_clip = {
+            clip: [norms for batch, norms in zip(batches, lengths, strict=True) if batch.group["clip"] == clip]
+            for clip in ("tensor", "global")
+        }
+        sums = torch.stack(
+            [
+                _sum([norms.square() for norms in by_clip["global"]], device),
+                _sum([torch.ones_like(norms) for norms in by_clip["global"]], device),
+                _sum([(norms > 1).float() for norms in by_clip["tensor"]], device),
+                _sum([torch.ones_like(norms) for norms in by_clip["tensor"]], device),
+                _sum([(~norms.isfinite()).float() for norms in lengths], device),
+            ]
+        )
         if self.sum_over_processes is not None:
             self.sum_over_processes(sums)
-        norm, self.skipped = sums[0].sqrt(), sums[1] > 0
+        square, together, clipped, apart, bad = sums.unbind()
+        norm, self.skipped = square.sqrt(), bad > 0
+        self.clip_rate = (clipped + (norm > 1)) / (apart + (together > 0)).clamp(min=1)
 
-        self.clipped = [(norm > 1).reshape(1)] if together else []
+        factors = {"tensor": None, "global": _factor(norm), "none": torch.ones_like(norm)}
         for batch, norms in zip(batches, lengths, strict=True):
-            if batch.group["clip"] == "tensor":
-                factors = _factor(norms)
-                self.clipped.append((norms > 1).to(device))
-            else:
-                factors = (_factor(norm) if batch.group["clip"] == "global" else norm.new_ones(())).to(norms)
-                factors = factors.expand(len(norms))
-            factors = torch.where(self.skipped.to(norms.device), math.nan, factors)
-            batch.clips = list(factors.to(batch.dtype).unbind())
+            common = factors[batch.group["clip"]]
+            clips = _factor(norms) if common is None else common.to(norms).expand(len(norms))
+            clips = torch.where(self.skipped.to(norms.device), math.nan, clips)
+            batch.clips = list(clips.to(batch.dtype).unbind())
         if self._reference_norms and self.skipped:
             self.forget()  # the references of the next step are not these gradients
 
@@ -76,7 +84,7 @@ class Clipping:
         norms = [torch.tensor([_host_norm(grad) for grad in on_host])] if on_host else []
         elsewhere = [grad for grad in grads if grad.device.type != "cpu"]
         norms += [norm.reshape(1) for norm in torch._foreach_norm(elsewhere)] if elsewhere else []
-        bad = _count_not_finite(norms, device)
+        bad = _sum([(~norm.isfinite()).float() for norm in norms], device)
         if self.sum_over_processes is not None:
             self.sum_over_processes(bad)
         return bad == 0
@@ -101,7 +109,7 @@ class Clipping:
         together = [place for place, batch in enumerate(batches) if batch.group["clip"] == "global"]
         # Processes that share one norm must not mix bounds and norms in it.
         short = set(together) <= set(bounded) and self.sum_over_processes is None
-        short = short and _sum([lengths[place].square() for place in together], torch.device("cpu")) < SURELY_SHORT**2
+        short = short and sum(lengths[place].square().sum().item() for place in together) < SURELY_SHORT**2
         for place in bounded:
             if batches[place].group["clip"] == "tensor":
                 wanted = (lengths[place] >= SURELY_SHORT).nonzero().flatten().tolist()
@@ -146,7 +154,3 @@ def _factor(norm: Tensor) -> Tensor:
 
 def _sum(vectors: list[Tensor], device: torch.device) -> Tensor:
     return torch.cat([vector.to(device) for vector in vectors]).sum() if vectors else torch.zeros((), device=device)
-
-
-def _count_not_finite(lengths: list[Tensor], device: torch.device) -> Tensor:
-    return _sum([(~norms.isfinite()).float() for norms in lengths], device)

@@ -1,8 +1,9 @@
 """A step as pure functions of tensors, one function for each way to turn m_t into a direction (arXiv 2411.10438).
 
 Each takes one parameter's tensors, all of one shape and updated in place, reads each once and writes each once when
-compiled (`runner.py`): memory traffic is all that a step costs. `clip` (0-d) is the factor that brings c_t to norm 1,
-or NaN where the step is to change nothing. `keep` says that this gradient becomes the next step's reference.
+compiled (`runner.py`): memory traffic is all that a step costs. `clip` (0-d) is the factor that brings c_t to norm 1.
+With `guarded` a clip of NaN says that the step is to change nothing. `keep` says that this gradient becomes the next
+step's reference.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ def adamw_step(
     scalars: Tensor,
     keep: bool,
     folded: bool,
+    guarded: bool,
 ) -> None:
     """MARS-AdamW (Algorithm 2): x - lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * x), v of the clipped c_t."""
     s = Scalars(*scalars.unbind())
     c, m_new = moving_average(grad, reference, m, clip, s, folded)
     v_new = s.beta2 * v + s.rate2 * (c * c)
     direction = m_new / (v_new.sqrt() * s.root_scale + s.eps)
-    _write(clip, x, x * s.decay - s.step_size * direction)
-    _write(clip, v, v_new)
-    _write_average(clip, grad, reference, m, m_new, s, keep, folded)
+    _write(x, x * s.decay - s.step_size * direction, clip, guarded)
+    _write(v, v_new, clip, guarded)
+    _write(m, m_new - s.gamma * grad if folded else m_new, clip, guarded)
+    if keep and reference is not None:
+        _write(reference, grad, clip, guarded)
 
 
 def lion_step(
@@ -43,12 +47,15 @@ def lion_step(
     scalars: Tensor,
     keep: bool,
     folded: bool,
+    guarded: bool,
 ) -> None:
     """MARS-Lion (Algorithm 3): x - lr * (sign(m_t) + weight_decay * x)."""
     s = Scalars(*scalars.unbind())
     _, m_new = moving_average(grad, reference, m, clip, s, folded)
-    _write(clip, x, x * s.decay - s.step_size * m_new.sign())
-    _write_average(clip, grad, reference, m, m_new, s, keep, folded)
+    _write(x, x * s.decay - s.step_size * m_new.sign(), clip, guarded)
+    _write(m, m_new - s.gamma * grad if folded else m_new, clip, guarded)
+    if keep and reference is not None:
+        _write(reference, grad, clip, guarded)
 
 
 def sgd_step(
@@ -60,12 +67,15 @@ def sgd_step(
     scalars: Tensor,
     keep: bool,
     folded: bool,
+    guarded: bool,
 ) -> None:
     """Gradient descent along the moving average: x - lr * (m_t + weight_decay * x)."""
     s = Scalars(*scalars.unbind())
     _, m_new = moving_average(grad, reference, m, clip, s, folded)
-    _write(clip, x, x * s.decay - s.step_size * m_new)
-    _write_average(clip, grad, reference, m, m_new, s, keep, folded)
+    _write(x, x * s.decay - s.step_size * m_new, clip, guarded)
+    _write(m, m_new - s.gamma * grad if folded else m_new, clip, guarded)
+    if keep and reference is not None:
+        _write(reference, grad, clip, guarded)
 
 
 def average_step(
@@ -78,6 +88,7 @@ def average_step(
     scalars: Tensor,
     keep: bool,
     folded: bool,
+    guarded: bool,
 ) -> None:
     """The first half of a step whose direction needs the whole matrix: m_t goes to `out` too, in its dtype, and c_t to
     `estimate`."""
@@ -86,13 +97,15 @@ def average_step(
     out.copy_(m_new)
     if estimate is not None:
         estimate.copy_(c)
-    _write_average(clip, grad, reference, m, m_new, s, keep, folded)
+    _write(m, m_new - s.gamma * grad if folded else m_new, clip, guarded)
+    if keep and reference is not None:
+        _write(reference, grad, clip, guarded)
 
 
-def apply_step(x: Tensor, direction: Tensor, clip: Tensor, scalars: Tensor) -> None:
+def apply_step(x: Tensor, direction: Tensor, clip: Tensor, scalars: Tensor, guarded: bool) -> None:
     """The second half: x - lr * (direction + weight_decay * x)."""
     s = Scalars(*scalars.unbind())
-    _write(clip, x, x * s.decay - s.step_size * direction)
+    _write(x, x * s.decay - s.step_size * direction, clip, guarded)
 
 
 def estimate_norm(grad: Tensor, reference: Tensor | None, scalars: Tensor) -> Tensor:
@@ -100,20 +113,5 @@ def estimate_norm(grad: Tensor, reference: Tensor | None, scalars: Tensor) -> Te
     return torch.linalg.vector_norm(corrected_gradient(grad, reference, Scalars(*scalars.unbind()), folded=False))
 
 
-def _write(clip: Tensor, old: Tensor, new: Tensor) -> None:
-    old.copy_(torch.where(clip != clip, old, new))
-
-
-def _write_average(
-    clip: Tensor,
-    grad: Tensor,
-    reference: Tensor | None,
-    m: Tensor,
-    m_new: Tensor,
-    s: Scalars,
-    keep: bool,
-    folded: bool,
-) -> None:
-    _write(clip, m, m_new - s.gamma * grad if folded else m_new)
-    if keep and reference is not None:
-        _write(clip, reference, grad)
+def _write(old: Tensor, new: Tensor, clip: Tensor, guarded: bool) -> None:
+    old.copy_(torch.where(clip != clip, old, new) if guarded else new)

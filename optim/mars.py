@@ -154,7 +154,8 @@ class MARS(Optimizer):
         self._runner.decide([parameter for parameter, _, _ in work])
         self._clipping.set_factors(batches, self._runner, self._device)
         for batch in batches:
-            PRECONDITIONERS[batch.group["preconditioner"]].step(batch, self._runner)
+            if batch.guarded or not self._clipping.skipped:
+                PRECONDITIONERS[batch.group["preconditioner"]].step(batch, self._runner)
         if self.defaults["exact"]:
             self._take_next_references(work)
         return loss
@@ -185,6 +186,16 @@ class MARS(Optimizer):
             unknown = grad.new_full((), math.nan)
             state["next_reference_grad"] = torch.where(finite.to(grad.device), grad, unknown, out=memory)
 
+    @property
+    def sum_over_processes(self) -> Callable[[Tensor], None] | None:
+        """Sums a tensor in place over the processes, where each steps a part of the parameters (`sharded.py`), so that
+        all clip and skip alike. Then `step` and `record_reference_gradient` have to be called on all of them."""
+        return self._clipping.sum_over_processes
+
+    @sum_over_processes.setter
+    def sum_over_processes(self, function: Callable[[Tensor], None]) -> None:
+        self._clipping.sum_over_processes = function
+
     def metrics(self) -> dict[str, Tensor]:
         """Figures of the last step, as scalar tensors on the device; none before the first.
 
@@ -195,8 +206,8 @@ class MARS(Optimizer):
         figures = {}
         if self._clipping.skipped is not None:
             figures["mars/skipped"] = self._clipping.skipped.float()
-        if self._clipping.clipped:
-            figures["mars/clip_rate"] = torch.cat(self._clipping.clipped).float().mean()
+        if self._clipping.clip_rate is not None and any(group["clip"] != "none" for group in self.param_groups):
+            figures["mars/clip_rate"] = self._clipping.clip_rate
         for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
             if schedule is not None:
                 figures.setdefault("mars/gamma", torch.tensor(group["gamma"]))
@@ -269,8 +280,9 @@ class MARS(Optimizer):
             names = {_moment_name(group), *PRECONDITIONERS[group["preconditioner"]].state_names}
             if not names <= set(state):
                 raise RuntimeError(
-                    f"a parameter was stepped with another preconditioner or last_grad than its group has now, "
-                    f"{group['preconditioner']!r} and {group['last_grad']!r}: its state lacks {', '.join(names - set(state))}"
+                    f"a parameter's state lacks {', '.join(names - set(state))}: it was stepped with other settings "
+                    f"than its group has now, preconditioner={group['preconditioner']!r} and "
+                    f"last_grad={group['last_grad']!r}"
                 )
         # A parameter that had no gradient on the batch of the reference has a reference of zero; that none at all has
         # one means that it was not recorded.
@@ -319,7 +331,9 @@ class MARS(Optimizer):
             for key in ("reference_grad", "next_reference_grad", "last_grad"):
                 state.pop(key, None)  # it would be out of date by the time that gamma is not 0 again
         elif group["last_grad"] != "folded" and (name not in state or state[name].shape != parameter.shape):
-            zero = (group["first_step"] == "official" and step == 1) or (group["exact"] and step > 1 and name not in state)
+            zero = (group["first_step"] == "official" and step == 1) or (
+                group["exact"] and step > 1 and name not in state
+            )
             dtype = torch.bfloat16 if group["last_grad"] == "bfloat16" else parameter.dtype
             state[name] = torch.full_like(
                 parameter, 0.0 if zero else math.nan, dtype=dtype, memory_format=torch.preserve_format
@@ -331,7 +345,7 @@ class MARS(Optimizer):
             if self._corrects(index):
                 self._take_next_reference(parameter, self.state[parameter])
             else:
-                self.state[parameter]["reference_grad"] = torch.tensor(math.nan)  # unknown, should gamma change
+                self.state[parameter]["reference_grad"] = torch.empty(0)  # unknown, should gamma change
 
     def _take_next_reference(self, parameter: Tensor, state: dict[str, Any]) -> None:
         used = state.pop("reference_grad", None)

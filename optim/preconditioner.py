@@ -108,7 +108,7 @@ def _apply(batch: Batch, run: Runner, indices: list[int], directions: Tensor, sc
         (batch.parameters[index], direction.reshape(batch.parameters[index].shape), batch.clips[index])
         for index, direction in zip(indices, directions, strict=True)
     ]
-    run.update(apply_step, rows, batch.scalars(scale=scale))
+    run.update(apply_step, rows, batch.scalars(scale=scale), guarded=batch.guarded)
 
 
 PRECONDITIONERS = {

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A run goes on only with the model, the batches and the kind of optimizer state that it began with.
 FIXED_KEYS = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "bias", "scale_attn_by_inverse_layer_idx"),
-    *("dataset", "total_batch_size", "seed", "optimizer", "exact", "embedding_adamw"),
+    *("dataset", "total_batch_size", "seed", "optimizer", "exact", "embedding_adamw", "mars_last_grad"),
 )
 
 

@@ -13,7 +13,9 @@ CASES = json.loads((Path(__file__).parents[1] / "golden" / "mars.json").read_tex
 NEWTON_SCHULZ = "official/shampoo/newton-schulz-bf16"
 
 
-def make_optimizer(parameters: dict[str, torch.Tensor], hyper: dict[str, Any], exact: bool, orthogonal: str) -> MARS:
+def make_optimizer(
+    parameters: dict[str, torch.Tensor], hyper: dict[str, Any], exact: bool, orthogonal: str, compile: bool
+) -> MARS:
     """The optimizer of a golden case: vectors in a group of their own, on plain AdamW."""
     matrices = [p for p in parameters.values() if p.dim() >= 2]
     vectors = [p for p in parameters.values() if p.dim() < 2]
@@ -37,12 +39,34 @@ def make_optimizer(parameters: dict[str, torch.Tensor], hyper: dict[str, Any], e
         first_step=hyper["first_step"],
         exact=exact,
         orthogonal=orthogonal,
+        compile=compile,
     )
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+
+
+@DTYPES
 @pytest.mark.parametrize("case", CASES, ids=[c["name"] for c in CASES])
 def test_trajectory(case: dict[str, Any], dtype: torch.dtype, tolerance: float) -> None:
+    follow(case, dtype, tolerance, compile=False)
+
+
+@pytest.mark.slow
+@DTYPES
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_trajectory_compiled(dtype: torch.dtype, tolerance: float) -> None:
+    """All cases, with kernels that were really compiled: a compiler that is missing would only warn."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    for case in CASES:
+        follow(case, dtype, tolerance, compile=True)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 5 <= graphs <= 16  # a few for each kernel, none for a shape or a step
+
+
+def follow(case: dict[str, Any], dtype: torch.dtype, tolerance: float, compile: bool) -> None:
+    """Steps along a trajectory and holds every point against the expected one."""
     if "svd" in case["name"]:
         tolerance = max(tolerance, 1e-9) if dtype == torch.float64 else 1e-5  # the factor is sensitive to small values
     if case["name"] == NEWTON_SCHULZ:
@@ -51,9 +75,8 @@ def test_trajectory(case: dict[str, Any], dtype: torch.dtype, tolerance: float) 
         name: torch.nn.Parameter(torch.tensor(entry["value"], dtype=dtype)) for name, entry in case["params"].items()
     }
     references = case.get("previous_grads")
-    optimizer = make_optimizer(
-        parameters, case["hyper"], references is not None, "newton-schulz" if case["name"] == NEWTON_SCHULZ else "svd"
-    )
+    orthogonal = "newton-schulz" if case["name"] == NEWTON_SCHULZ else "svd"
+    optimizer = make_optimizer(parameters, case["hyper"], references is not None, orthogonal, compile)
 
     def set_gradients(values: dict[str, Any]) -> None:
         for name, parameter in parameters.items():
