@@ -124,7 +124,9 @@ def _lion(groups: Groups, config: OptimizerConfig) -> Optimizer:
     if config.beta1 > config.beta2:
         raise ValueError(f"beta1={config.beta1} must not be above beta2={config.beta2} in optimizer='lion'")
     gamma = 1 - config.beta1 / config.beta2 if config.beta2 > 0 else 0.0
-    return _mars_family(groups, config, QUASI_HYPERBOLIC | {"preconditioner": "lion", "gamma": gamma}, (config.beta2, 0.0))
+    return _mars_family(
+        groups, config, QUASI_HYPERBOLIC | {"preconditioner": "lion", "gamma": gamma}, (config.beta2, 0.0)
+    )
 
 
 def _muon(groups: Groups, config: OptimizerConfig) -> Optimizer:

@@ -81,7 +81,7 @@ class Clipping:
     def all_finite(self, grads: list[Tensor], device: torch.device) -> Tensor:
         """Whether gradients, those of all processes, are finite (0-d)."""
         on_host = [grad for grad in grads if grad.device.type == "cpu"]
-        norms = [torch.tensor([_host_norm(grad) for grad in on_host])] if on_host else []
+        norms = [torch.tensor([_host_norm(grad) for grad in on_host], dtype=torch.float64)] if on_host else []
         elsewhere = [grad for grad in grads if grad.device.type != "cpu"]
         norms += [norm.reshape(1) for norm in torch._foreach_norm(elsewhere)] if elsewhere else []
         bad = _sum([(~norm.isfinite()).float() for norm in norms], device)
@@ -96,7 +96,8 @@ class Clipping:
         bounds = []
         for parameter, grad in zip(batch.parameters, batch.grads, strict=True):
             norm = _host_norm(grad)
-            bounds.append((1 + k) * norm + k * self._reference_norms.get(parameter, math.inf))
+            by_reference = k * self._reference_norms.get(parameter, math.inf) if k else 0.0
+            bounds.append((1 + k) * norm + by_reference)
             if math.isfinite(norm):
                 self._reference_norms[parameter] = norm
             else:

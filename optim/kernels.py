@@ -31,7 +31,7 @@ def adamw_step(
     c, m_new = moving_average(grad, reference, m, clip, s, folded)
     v_new = s.beta2 * v + s.rate2 * (c * c)
     direction = m_new / (v_new.sqrt() * s.root_scale + s.eps)
-    _write(x, x * s.decay - s.step_size * direction, clip, guarded)
+    _move(x, direction, clip, s, guarded)
     _write(v, v_new, clip, guarded)
     _write(m, m_new - s.gamma * grad if folded else m_new, clip, guarded)
     if keep and reference is not None:
@@ -52,7 +52,7 @@ def lion_step(
     """MARS-Lion (Algorithm 3): x - lr * (sign(m_t) + weight_decay * x)."""
     s = Scalars(*scalars.unbind())
     _, m_new = moving_average(grad, reference, m, clip, s, folded)
-    _write(x, x * s.decay - s.step_size * m_new.sign(), clip, guarded)
+    _move(x, m_new.sign(), clip, s, guarded)
     _write(m, m_new - s.gamma * grad if folded else m_new, clip, guarded)
     if keep and reference is not None:
         _write(reference, grad, clip, guarded)
@@ -72,7 +72,7 @@ def sgd_step(
     """Gradient descent along the moving average: x - lr * (m_t + weight_decay * x)."""
     s = Scalars(*scalars.unbind())
     _, m_new = moving_average(grad, reference, m, clip, s, folded)
-    _write(x, x * s.decay - s.step_size * m_new, clip, guarded)
+    _move(x, m_new, clip, s, guarded)
     _write(m, m_new - s.gamma * grad if folded else m_new, clip, guarded)
     if keep and reference is not None:
         _write(reference, grad, clip, guarded)
@@ -105,12 +105,17 @@ def average_step(
 def apply_step(x: Tensor, direction: Tensor, clip: Tensor, scalars: Tensor, guarded: bool) -> None:
     """The second half: x - lr * (direction + weight_decay * x)."""
     s = Scalars(*scalars.unbind())
-    _write(x, x * s.decay - s.step_size * direction, clip, guarded)
+    _move(x, direction, clip, s, guarded)
 
 
 def estimate_norm(grad: Tensor, reference: Tensor | None, scalars: Tensor) -> Tensor:
     """The norm of c_t before clipping (0-d)."""
     return torch.linalg.vector_norm(corrected_gradient(grad, reference, Scalars(*scalars.unbind()), folded=False))
+
+
+def _move(x: Tensor, direction: Tensor, clip: Tensor, s: Scalars, guarded: bool) -> None:
+    dtype = s.decay.dtype  # of arithmetic
+    _write(x, x.to(dtype) * s.decay - s.step_size * direction.to(dtype), clip, guarded)
 
 
 def _write(old: Tensor, new: Tensor, clip: Tensor, guarded: bool) -> None:

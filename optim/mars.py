@@ -21,6 +21,7 @@ from optim.batch import Batch
 from optim.clipping import Clipping
 from optim.estimator import compute_dtype
 from optim.preconditioner import PRECONDITIONERS
+from optim.references import References
 from optim.runner import Runner
 from optim.settings import check_settings
 
@@ -106,7 +107,7 @@ class MARS(Optimizer):
         self._gamma_schedules: list[Callable[[int], float] | None] = []  # of each group
         self._runner = Runner(compile)
         self._clipping = Clipping()
-        self._spare: dict[Tensor, Tensor] = {}  # memory for the next reference gradient
+        self._references = References()
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -151,13 +152,14 @@ class MARS(Optimizer):
         work = list(self._with_gradient())
         self._check_state(work)
         batches = self._batches(work)
-        self._runner.decide([parameter for parameter, _, _ in work])
+        self._runner.decide([parameter for group in self.param_groups for parameter in group["params"]])
         self._clipping.set_factors(batches, self._runner, self._device)
         for batch in batches:
             if batch.guarded or not self._clipping.skipped:
                 PRECONDITIONERS[batch.group["preconditioner"]].step(batch, self._runner)
         if self.defaults["exact"]:
-            self._take_next_references(work)
+            for parameter, _, index in work:
+                self._references.advance(parameter, self.state[parameter], self._corrects(index))
         return loss
 
     @torch.no_grad()
@@ -180,11 +182,7 @@ class MARS(Optimizer):
         finite = self._clipping.all_finite([grad for _, grad, _ in work], self._device)
         for parameter, grad, index in work:
             state = self._state_of(parameter, self.param_groups[index])
-            if "next_reference_grad" in state:  # the step before was skipped, as a GradScaler does after an overflow
-                self._take_next_reference(parameter, state)
-            memory = self._reference_memory(parameter)
-            unknown = grad.new_full((), math.nan)
-            state["next_reference_grad"] = torch.where(finite.to(grad.device), grad, unknown, out=memory)
+            self._references.record(parameter, state, grad, finite)
 
     @property
     def sum_over_processes(self) -> Callable[[Tensor], None] | None:
@@ -228,7 +226,7 @@ class MARS(Optimizer):
                 device = "cpu" if name == "step" else parameter.device
                 self.state[parameter][name] = value.detach().to(device, copy=True)
         self._clipping.forget()
-        self._spare.clear()
+        self._references.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: self.__dict__[name] for name in ("_gamma_schedules", "_runner")}
@@ -237,7 +235,7 @@ class MARS(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_clipping", Clipping())
-        self.__dict__.setdefault("_spare", {})
+        self.__dict__.setdefault("_references", References())
 
     @property
     def _device(self) -> torch.device:
@@ -264,7 +262,7 @@ class MARS(Optimizer):
     def _follow_gamma_schedules(self) -> None:
         for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
             if schedule is not None:
-                steps = [self.state[p]["step"].item() for p in group["params"] if p in self.state]
+                steps = [self.state[p]["step"].item() for p in group["params"] if self.state.get(p)]
                 group["gamma"] = float(schedule(int(max(steps, default=0)) + 1))
                 check_settings(group, scheduled=True)
 
@@ -274,7 +272,7 @@ class MARS(Optimizer):
 
     def _check_state(self, work: list[tuple[Tensor, Tensor, int]]) -> None:
         """Raises what a step raises, before anything is changed."""
-        states = [(self.state[p], index) for p, _, index in work if self.state[p].get("step", 0) > 0]
+        states = [(state, i) for p, _, i in work if (state := self.state.get(p)) and state["step"] > 0]
         for state, index in states:
             group = self.param_groups[index]
             names = {_moment_name(group), *PRECONDITIONERS[group["preconditioner"]].state_names}
@@ -303,7 +301,7 @@ class MARS(Optimizer):
             step = int(state["step"].item())
             if parameter.numel() == 0:
                 continue
-            self._ready_reference(parameter, state, index, step)
+            self._references.make_ready(parameter, state, group, self._corrects(index))
             batch = batches.setdefault((index, step, parameter.dtype, parameter.device), Batch(group, step))
             batch.parameters.append(parameter)
             batch.grads.append(grad)
@@ -322,41 +320,6 @@ class MARS(Optimizer):
                 moment.fill_(math.nan)  # unknown
             state[_moment_name(group)] = moment
         return state
-
-    def _ready_reference(self, parameter: Tensor, state: dict[str, Any], index: int, step: int) -> None:
-        """Makes the reference of a coming step where there is none: unknown, or zero where it counts as known."""
-        group = self.param_groups[index]
-        name = "reference_grad" if group["exact"] else "last_grad"
-        if not self._corrects(index):
-            for key in ("reference_grad", "next_reference_grad", "last_grad"):
-                state.pop(key, None)  # it would be out of date by the time that gamma is not 0 again
-        elif group["last_grad"] != "folded" and (name not in state or state[name].shape != parameter.shape):
-            zero = (group["first_step"] == "official" and step == 1) or (
-                group["exact"] and step > 1 and name not in state
-            )
-            dtype = torch.bfloat16 if group["last_grad"] == "bfloat16" else parameter.dtype
-            state[name] = torch.full_like(
-                parameter, 0.0 if zero else math.nan, dtype=dtype, memory_format=torch.preserve_format
-            )
-
-    def _take_next_references(self, work: list[tuple[Tensor, Tensor, int]]) -> None:
-        """Exact form, after a step: what was recorded for the next one becomes its reference."""
-        for parameter, _, index in work:
-            if self._corrects(index):
-                self._take_next_reference(parameter, self.state[parameter])
-            else:
-                self.state[parameter]["reference_grad"] = torch.empty(0)  # unknown, should gamma change
-
-    def _take_next_reference(self, parameter: Tensor, state: dict[str, Any]) -> None:
-        used = state.pop("reference_grad", None)
-        if used is not None and used.shape == parameter.shape:
-            self._spare[parameter] = used
-        if "next_reference_grad" in state:
-            state["reference_grad"] = state.pop("next_reference_grad")
-
-    def _reference_memory(self, parameter: Tensor) -> Tensor:
-        memory = self._spare.pop(parameter, None)
-        return torch.empty_like(parameter, memory_format=torch.preserve_format) if memory is None else memory
 
 
 def _moment_name(group: dict[str, Any]) -> str:

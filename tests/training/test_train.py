@@ -26,7 +26,8 @@ def weights(outcome: Outcome, update: int = 6) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_learns_and_leaves_its_folder(run_train: Train, optimizer: str) -> None:
-    done = run_train(f"--optimizer={optimizer}", "--max_iters=60", "--eval_interval=25", "--log_interval=10")
+    rate = ("--learning_rate=0.5", "--min_lr=0.05") if optimizer == "sgd" else ()
+    done = run_train(f"--optimizer={optimizer}", *rate, "--max_iters=60", "--eval_interval=25", "--log_interval=10")
     assert (done.status, done.stderr) == (0, "")
     val = [row for row in done.rows if "val/loss" in row]
     train = [row for row in done.rows if "train/loss" in row]
@@ -99,7 +100,10 @@ def test_the_newest_and_the_best_checkpoints_are_kept(run_train: Train) -> None:
     assert names == [f"iter-{update:08}.pt" for update in sorted({best, 20, 24})]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(name, marks=[] if name in ("adamw", "mars-adamw") else [pytest.mark.slow]) for name in OPTIMIZERS],
+)
 def test_division_of_the_batch_changes_nothing(tmp_path: Path, run_train: Train, optimizer: str) -> None:
     """Tokens that are all equal, so that each division sees the very same sequences.
 

@@ -1,0 +1,12 @@
+# The quickstart's model with Muon on hidden matrices and AdamW on embeddings and vectors, as its authors advise.
+base = "base/stdlib.py"
+
+optimizer = "muon"
+beta1 = 0.95
+learning_rate = 2e-2
+min_lr = 2e-3
+weight_decay = 0.0
+lr_1d = 4e-3
+betas_1d = (0.9, 0.95)
+weight_decay_1d = 0.1
+out_dir = "runs/stdlib_muon"
