@@ -60,25 +60,21 @@ class Batch:
         then."""
         return self.device.type != "cpu"
 
-    def scalars(self, corrects_first_moment: bool = False, scale: float = 1.0) -> Tensor:
-        """The fields of `Scalars` as one tensor on the device.
+    def scalars(self, corrects_first_moment: bool = False, scale: float = 1.0) -> Scalars:
+        """What this step multiplies with.
 
         Args:
             corrects_first_moment: whether the direction is to be divided by 1 - beta1^t.
             scale: a factor of the step size.
         """
         group, (beta1, beta2) = self.group, self.group["betas"]
-        values = Scalars(
+        return Scalars(
             gamma=group["gamma"],
-            correction=group["gamma"] * beta1 / (1 - beta1),
+            boost=1 + group["gamma"] * beta1 / (1 - beta1),
             rate=1 - beta1,
-            beta2=beta2,
             rate2=1 - beta2,
             root_scale=(1 - beta2**self.step) ** -0.5,
             eps=group["eps"],
             step_size=group["lr"] * scale / (1 - beta1**self.step if corrects_first_moment else 1),
             decay=1 - group["lr"] * group["weight_decay"],
         )
-        on_cuda = self.device.type == "cuda"
-        # From pinned memory the copy does not wait for the device.
-        return torch.tensor(values, dtype=self.dtype, pin_memory=on_cuda).to(self.device, non_blocking=on_cuda)

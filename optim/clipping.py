@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from optim.batch import Batch
 from optim.estimator import compute_dtype
@@ -36,11 +37,7 @@ class Clipping:
         """of the last step: whether it changed nothing, since gradients were not finite (0-d)"""
         self.clip_rate: Tensor | None = None
         """of the last step: which share of the vectors that may be clipped was longer than 1 (0-d)"""
-        self._reference_norms: dict[Tensor, float] = {}
-
-    def forget(self) -> None:
-        """To be called when references change by other means than steps."""
-        self._reference_norms.clear()
+        self._norms = WeakTensorKeyDictionary()  # of reference gradients in host memory
 
     def set_factors(self, batches: list[Batch], run: Runner, device: torch.device) -> None:
         """Sets `clips` of every batch.
@@ -48,7 +45,11 @@ class Clipping:
         Args:
             device: where to gather what concerns all batches.
         """
-        lengths = [self._bounds(batch) if _has_bounds(batch) else _lengths(batch, run) for batch in batches]
+        norms_of_grads = [[_host_norm(grad) for grad in batch.grads] if _has_bounds(batch) else [] for batch in batches]
+        lengths = [
+            self._bounds(batch, norms) if _has_bounds(batch) else _lengths(batch, run)
+            for batch, norms in zip(batches, norms_of_grads, strict=True)
+        ]
         self._sharpen(batches, lengths, run)
         by_clip = {
             clip: [norms for batch, norms in zip(batches, lengths, strict=True) if batch.group["clip"] == clip]
@@ -75,34 +76,38 @@ class Clipping:
             clips = _factor(norms) if common is None else common.to(norms).expand(len(norms))
             clips = torch.where(self.skipped.to(norms.device), math.nan, clips)
             batch.clips = list(clips.to(batch.dtype).unbind())
-        if self._reference_norms and self.skipped:
-            self.forget()  # the references of the next step are not these gradients
+        for batch, grad_norms in zip(batches, norms_of_grads, strict=True):
+            self._remember_kept(batch, grad_norms)
 
-    def all_finite(self, grads: list[Tensor], device: torch.device) -> Tensor:
-        """Whether gradients, those of all processes, are finite (0-d)."""
-        on_host = [grad for grad in grads if grad.device.type == "cpu"]
-        norms = [torch.tensor([_host_norm(grad) for grad in on_host], dtype=torch.float64)] if on_host else []
-        elsewhere = [grad for grad in grads if grad.device.type != "cpu"]
-        norms += [norm.reshape(1) for norm in torch._foreach_norm(elsewhere)] if elsewhere else []
-        bad = _sum([(~norm.isfinite()).float() for norm in norms], device)
+    def _remember_kept(self, batch: Batch, grad_norms: list[float]) -> None:
+        """Takes note of the norms of the gradients that the step is to keep, where they are known."""
+        if batch.flags["keep"] and batch.device.type == "cpu" and not self.skipped:
+            for place, reference in enumerate(batch.references):
+                if reference is not None:
+                    self._norms[reference] = grad_norms[place] if grad_norms else math.inf
+
+    def all_finite(self, norms: list[Tensor], device: torch.device) -> Tensor:
+        """Whether the gradients with these norms, and those of other processes, are finite (0-d)."""
+        bad = _sum([(~norm.isfinite()).float().reshape(1) for norm in norms], device)
         if self.sum_over_processes is not None:
             self.sum_over_processes(bad)
         return bad == 0
 
-    def _bounds(self, batch: Batch) -> Tensor:
-        """Bounds of ||c_t||, infinite for parameters whose last gradient is not remembered. Remembers this one."""
+    def remember(self, reference: Tensor, norm: Tensor) -> None:
+        """Takes note of the norm of a reference gradient that was recorded."""
+        if reference.device.type == "cpu":
+            self._norms[reference] = norm.item()
+
+    def _bounds(self, batch: Batch, grad_norms: list[float]) -> Tensor:
+        """Bounds of ||c_t||, infinite where the norm of the reference is not known, NaN where g_t is not finite."""
         beta1 = batch.group["betas"][0]
         k = abs(batch.group["gamma"]) * beta1 / (1 - beta1)
-        bounds = []
-        for parameter, grad in zip(batch.parameters, batch.grads, strict=True):
-            norm = _host_norm(grad)
-            by_reference = k * self._reference_norms.get(parameter, math.inf) if k else 0.0
-            bounds.append((1 + k) * norm + by_reference)
-            if math.isfinite(norm):
-                self._reference_norms[parameter] = norm
-            else:
-                bounds[-1] = math.nan
-        return torch.tensor(bounds, dtype=torch.float64)
+        known = [self._norms.get(reference, math.inf) for reference in batch.references]
+        known = [norm if math.isfinite(norm) else math.inf for norm in known]  # not so where it was not recorded
+        pairs = zip(grad_norms, known, strict=True)
+        bounds = [(1 + k) * norm + (k * reference if k else 0.0) for norm, reference in pairs]
+        finite = [math.isfinite(norm) for norm in grad_norms]
+        return torch.tensor(bounds, dtype=torch.float64).where(torch.tensor(finite), math.nan)
 
     def _sharpen(self, batches: list[Batch], lengths: list[Tensor], run: Runner) -> None:
         """Replaces bounds that allow a clip by the norms."""
@@ -123,7 +128,7 @@ class Clipping:
 def _has_bounds(batch: Batch) -> bool:
     """Whether ||c_t|| can be bounded by what is known of the last gradient."""
     group = batch.group
-    return batch.device.type == "cpu" and group["clip"] != "none" and group["gamma"] != 0 and not group["exact"]
+    return batch.device.type == "cpu" and group["clip"] != "none" and group["gamma"] != 0
 
 
 def _lengths(batch: Batch, run: Runner, indices: list[int] | None = None) -> Tensor:
@@ -136,6 +141,12 @@ def _lengths(batch: Batch, run: Runner, indices: list[int] | None = None) -> Ten
     if batch.device.type == "cpu":
         return torch.tensor([_host_norm(grads[index]) for index in indices], dtype=torch.float64)
     return torch.stack(torch._foreach_norm([grads[index] for index in indices], 2, dtype=batch.dtype))
+
+
+def norm_of(grad: Tensor) -> Tensor:
+    """The norm of a gradient (0-d)."""
+    on_host = grad.device.type == "cpu"
+    return torch.tensor(_host_norm(grad), dtype=torch.float64) if on_host else torch.linalg.vector_norm(grad)
 
 
 def _host_norm(grad: Tensor) -> float:

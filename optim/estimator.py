@@ -25,19 +25,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+Number = float | Tensor
+
 
 class Scalars(NamedTuple):
-    """What a step multiplies with, each a 0-d tensor: as tensors, new values are no reason to compile anew."""
+    """What a step multiplies with: numbers, or 0-d tensors, so that new values are no reason to compile anew."""
 
-    gamma: Tensor
-    correction: Tensor  # gamma * beta1 / (1 - beta1)
-    rate: Tensor  # 1 - beta1
-    beta2: Tensor
-    rate2: Tensor  # 1 - beta2
-    root_scale: Tensor  # 1 / sqrt(1 - beta2^t)
-    eps: Tensor
-    step_size: Tensor  # lr, over 1 - beta1^t where the preconditioner corrects the first moment
-    decay: Tensor  # 1 - lr * weight_decay
+    gamma: Number
+    boost: Number  # 1 + gamma * beta1 / (1 - beta1): the weight of g_t in c_t, where r_t has the rest
+    rate: Number  # 1 - beta1
+    rate2: Number  # 1 - beta2
+    root_scale: Number  # 1 / sqrt(1 - beta2^t)
+    eps: Number
+    step_size: Number  # lr, over 1 - beta1^t where the preconditioner corrects the first moment
+    decay: Number  # 1 - lr * weight_decay
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -56,11 +57,11 @@ def corrected_gradient(grad: Tensor, reference: Tensor | None, s: Scalars, folde
     """
     grad = grad.to(compute_dtype(grad.dtype))
     if folded:
-        return grad + s.correction * grad
+        return grad * s.boost
     if reference is None:
         return grad
     reference = reference.to(grad.dtype)
-    return grad + s.correction * (grad - torch.where(reference != reference, grad, reference))
+    return torch.lerp(torch.where(reference != reference, grad, reference), grad, s.boost)
 
 
 def moving_average(
@@ -69,5 +70,5 @@ def moving_average(
     """(c_t clipped, m_t). `m` is m_{t-1}, in the folded form s_{t-1}; `clip` the factor, 0-d."""
     c = corrected_gradient(grad, reference, s, folded) * clip
     if folded:
-        m = torch.where(m != m, -s.gamma * grad, m)
-    return c, m + s.rate * (c - m)
+        m = torch.where(m != m, -(s.gamma * grad), m)
+    return c, torch.lerp(m, c, s.rate)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from optim.estimator import Scalars, corrected_gradient, moving_average
+from optim.estimator import Scalars, compute_dtype, corrected_gradient, moving_average
 
 
 def adamw_step(
@@ -21,15 +21,15 @@ def adamw_step(
     m: Tensor,
     v: Tensor,
     clip: Tensor,
-    scalars: Tensor,
+    scalars: Scalars | Tensor,
     keep: bool,
     folded: bool,
     guarded: bool,
 ) -> None:
     """MARS-AdamW (Algorithm 2): x - lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * x), v of the clipped c_t."""
-    s = Scalars(*scalars.unbind())
+    s = _unpack(scalars)
     c, m_new = moving_average(grad, reference, m, clip, s, folded)
-    v_new = s.beta2 * v + s.rate2 * (c * c)
+    v_new = torch.lerp(v, c * c, s.rate2)
     direction = m_new / (v_new.sqrt() * s.root_scale + s.eps)
     _move(x, direction, clip, s, guarded)
     _write(v, v_new, clip, guarded)
@@ -44,15 +44,15 @@ def lion_step(
     reference: Tensor | None,
     m: Tensor,
     clip: Tensor,
-    scalars: Tensor,
+    scalars: Scalars | Tensor,
     keep: bool,
     folded: bool,
     guarded: bool,
 ) -> None:
     """MARS-Lion (Algorithm 3): x - lr * (sign(m_t) + weight_decay * x)."""
-    s = Scalars(*scalars.unbind())
+    s = _unpack(scalars)
     _, m_new = moving_average(grad, reference, m, clip, s, folded)
-    _move(x, m_new.sign(), clip, s, guarded)
+    _move(x, (m_new > 0).to(m_new.dtype) - (m_new < 0).to(m_new.dtype), clip, s, guarded)
     _write(m, m_new - s.gamma * grad if folded else m_new, clip, guarded)
     if keep and reference is not None:
         _write(reference, grad, clip, guarded)
@@ -64,13 +64,13 @@ def sgd_step(
     reference: Tensor | None,
     m: Tensor,
     clip: Tensor,
-    scalars: Tensor,
+    scalars: Scalars | Tensor,
     keep: bool,
     folded: bool,
     guarded: bool,
 ) -> None:
     """Gradient descent along the moving average: x - lr * (m_t + weight_decay * x)."""
-    s = Scalars(*scalars.unbind())
+    s = _unpack(scalars)
     _, m_new = moving_average(grad, reference, m, clip, s, folded)
     _move(x, m_new, clip, s, guarded)
     _write(m, m_new - s.gamma * grad if folded else m_new, clip, guarded)
@@ -85,14 +85,14 @@ def average_step(
     out: Tensor,
     estimate: Tensor | None,
     clip: Tensor,
-    scalars: Tensor,
+    scalars: Scalars | Tensor,
     keep: bool,
     folded: bool,
     guarded: bool,
 ) -> None:
     """The first half of a step whose direction needs the whole matrix: m_t goes to `out` too, in its dtype, and c_t to
     `estimate`."""
-    s = Scalars(*scalars.unbind())
+    s = _unpack(scalars)
     c, m_new = moving_average(grad, reference, m, clip, s, folded)
     out.copy_(m_new)
     if estimate is not None:
@@ -102,20 +102,24 @@ def average_step(
         _write(reference, grad, clip, guarded)
 
 
-def apply_step(x: Tensor, direction: Tensor, clip: Tensor, scalars: Tensor, guarded: bool) -> None:
+def apply_step(x: Tensor, direction: Tensor, clip: Tensor, scalars: Scalars | Tensor, guarded: bool) -> None:
     """The second half: x - lr * (direction + weight_decay * x)."""
-    s = Scalars(*scalars.unbind())
+    s = _unpack(scalars)
     _move(x, direction, clip, s, guarded)
 
 
-def estimate_norm(grad: Tensor, reference: Tensor | None, scalars: Tensor) -> Tensor:
+def estimate_norm(grad: Tensor, reference: Tensor | None, scalars: Scalars | Tensor) -> Tensor:
     """The norm of c_t before clipping (0-d)."""
-    return torch.linalg.vector_norm(corrected_gradient(grad, reference, Scalars(*scalars.unbind()), folded=False))
+    return torch.linalg.vector_norm(corrected_gradient(grad, reference, _unpack(scalars), folded=False))
+
+
+def _unpack(scalars: Scalars | Tensor) -> Scalars:
+    return Scalars(*scalars.unbind()) if isinstance(scalars, Tensor) else scalars
 
 
 def _move(x: Tensor, direction: Tensor, clip: Tensor, s: Scalars, guarded: bool) -> None:
-    dtype = s.decay.dtype  # of arithmetic
-    _write(x, x.to(dtype) * s.decay - s.step_size * direction.to(dtype), clip, guarded)
+    dtype = compute_dtype(x.dtype)
+    _write(x, x.to(dtype) * s.decay - direction.to(dtype) * s.step_size, clip, guarded)
 
 
 def _write(old: Tensor, new: Tensor, clip: Tensor, guarded: bool) -> None:

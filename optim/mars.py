@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from optim.batch import Batch
-from optim.clipping import Clipping
+from optim.clipping import Clipping, norm_of
 from optim.estimator import compute_dtype
 from optim.preconditioner import PRECONDITIONERS
 from optim.references import References
@@ -158,8 +158,7 @@ class MARS(Optimizer):
             if batch.guarded or not self._clipping.skipped:
                 PRECONDITIONERS[batch.group["preconditioner"]].step(batch, self._runner)
         if self.defaults["exact"]:
-            for parameter, _, index in work:
-                self._references.advance(parameter, self.state[parameter], self._corrects(index))
+            self._advance_references()
         return loss
 
     @torch.no_grad()
@@ -179,10 +178,14 @@ class MARS(Optimizer):
         if not self.defaults["exact"]:
             raise RuntimeError("record_reference_gradient() is for MARS(..., exact=True)")
         work = [item for item in self._with_gradient() if self._corrects(item[2])]
-        finite = self._clipping.all_finite([grad for _, grad, _ in work], self._device)
-        for parameter, grad, index in work:
+        if any("next_reference_grad" in state for state in self.state.values()):
+            self._advance_references()  # the step before was skipped, as a GradScaler does after an overflow
+        norms = [norm_of(grad) for _, grad, _ in work]
+        finite = self._clipping.all_finite(norms, self._device)
+        for (parameter, grad, index), norm in zip(work, norms, strict=True):
             state = self._state_of(parameter, self.param_groups[index])
-            self._references.record(parameter, state, grad, finite)
+            reference = self._references.record(parameter, state, grad, finite)
+            self._clipping.remember(reference, torch.where(finite.to(norm.device), norm, math.inf))
 
     @property
     def sum_over_processes(self) -> Callable[[Tensor], None] | None:
@@ -225,7 +228,6 @@ class MARS(Optimizer):
             for name, value in state_dict["state"].get(number, {}).items():
                 device = "cpu" if name == "step" else parameter.device
                 self.state[parameter][name] = value.detach().to(device, copy=True)
-        self._clipping.forget()
         self._references.forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -269,6 +271,13 @@ class MARS(Optimizer):
     def _corrects(self, index: int) -> bool:
         """Whether a group's gradients are corrected, now or at times."""
         return self.param_groups[index]["gamma"] != 0 or self._gamma_schedules[index] is not None
+
+    def _advance_references(self) -> None:
+        """Exact form: goes on to the next batch, also for parameters that had no gradient on this one."""
+        for index, group in enumerate(self.param_groups):
+            for parameter in group["params"]:
+                if state := self.state.get(parameter):
+                    self._references.advance(parameter, state, self._corrects(index))
 
     def _check_state(self, work: list[tuple[Tensor, Tensor, int]]) -> None:
         """Raises what a step raises, before anything is changed."""

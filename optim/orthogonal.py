@@ -36,7 +36,7 @@ def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
         torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)  # b G + c G^2
         torch.baddbmm(x, polynomial, x, beta=a, out=spare)  # (a I + b G + c G^2) X
         x, spare = spare, x
-    return (x.mT if rows > columns else x).reshape(matrices.shape)
+    return (x.mT if rows > columns else x).contiguous().view(matrices.shape)
 
 
 def svd_factor(matrices: Tensor) -> Tensor:

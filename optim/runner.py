@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optim.estimator import Scalars, compute_dtype
+
 Row = Sequence[Tensor | None]
 Kernel = Callable[..., Any]
 
@@ -42,34 +44,36 @@ class Runner:
             on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
             self.compile = on_cuda or (on_cpu and sum(parameter.numel() for parameter in parameters) >= MANY)
 
-    def update(self, kernel: Kernel, rows: Sequence[Row], scalars: Tensor, **flags: bool) -> None:
+    def update(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, **flags: bool) -> None:
         """Runs an elementwise kernel, which updates tensors in place."""
         done = self._compiled(kernel, rows, scalars, flags)
         for row in rows[len(done) :]:
             for piece in _pieces(row):
                 kernel(*piece, scalars, **flags)
 
-    def reduce(self, kernel: Kernel, rows: Sequence[Row], scalars: Tensor, **flags: bool) -> list[Tensor]:
+    def reduce(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, **flags: bool) -> list[Tensor]:
         """Runs a kernel that makes one 0-d tensor of a row."""
         done = self._compiled(kernel, rows, scalars, flags)
         return [*done, *(kernel(*row, scalars, **flags) for row in rows[len(done) :])]
 
-    def _compiled(self, kernel: Kernel, rows: Sequence[Row], scalars: Tensor, flags: dict[str, bool]) -> list[Any]:
+    def _compiled(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, flags: dict[str, bool]) -> list[Any]:
         """The results of the first rows, up to the first one that cannot be had by a compiled kernel."""
         if not self.compile or not rows:
             return []
         from torch._dynamo.exc import BackendCompilerFailed  # takes a second, which only those pay who compile
 
         results: list[Any] = []
+        packed = _pack(scalars, rows[0])
         try:
-            if scalars.device.type != "cpu":
-                return _compile_all(kernel)(rows, scalars, flags)
+            if packed.device.type != "cpu":
+                return _compile_all(kernel)(rows, packed, flags)
             function = _compile_each(kernel)
             for row in rows:
                 flat = _flat(row)
-                # A size of 1 would be compiled for itself.
-                compiled = flat is not None and _size(row) > 1
-                results.append((function if compiled else kernel)(*(flat or row), scalars, **flags))
+                if flat is not None and _size(row) > 1:  # a size of 1 would be compiled for itself
+                    results.append(function(*flat, packed, **flags))
+                else:
+                    results.append(kernel(*row, scalars, **flags))
         except BackendCompilerFailed as error:  # before it has run, so that no tensor was changed
             self.compile = False
             warnings.warn(
@@ -91,6 +95,15 @@ def _compile_all(kernel: Kernel) -> Kernel:
         return [kernel(*row, scalars, **flags) for row in rows]
 
     return torch.compile(run, dynamic=False)
+
+
+def _pack(scalars: Scalars, row: Row) -> Tensor:
+    """The scalars as one tensor beside a row's, in the dtype of arithmetic."""
+    assert row[0] is not None
+    device, dtype = row[0].device, compute_dtype(row[0].dtype)
+    on_cuda = device.type == "cuda"
+    # From pinned memory the copy does not wait for the device.
+    return torch.tensor(scalars, dtype=dtype, pin_memory=on_cuda).to(device, non_blocking=on_cuda)
 
 
 def _size(row: Row) -> int:
