@@ -157,6 +157,8 @@ class MARS(Optimizer):
         for batch in batches:
             if batch.guarded or not self._clipping.skipped:
                 PRECONDITIONERS[batch.group["preconditioner"]].step(batch, self._runner)
+        # So that a backward pass through old values is an error also where a kernel saw parameters as `.data`.
+        torch.autograd.graph.increment_version([parameter for parameter, _, _ in work])
         if self.defaults["exact"]:
             self._advance_references()
         return loss
@@ -180,12 +182,16 @@ class MARS(Optimizer):
         work = [item for item in self._with_gradient() if self._corrects(item[2])]
         if any("next_reference_grad" in state for state in self.state.values()):
             self._advance_references()  # the step before was skipped, as a GradScaler does after an overflow
-        norms = [norm_of(grad) for _, grad, _ in work]
-        finite = self._clipping.all_finite(norms, self._device)
-        for (parameter, grad, index), norm in zip(work, norms, strict=True):
+        norms, references = [], []
+        for parameter, grad, index in work:
+            norms.append(norm_of(grad))  # leaves the gradient in a CPU's caches for the copy
             state = self._state_of(parameter, self.param_groups[index])
-            reference = self._references.record(parameter, state, grad, finite)
-            self._clipping.remember(reference, torch.where(finite.to(norm.device), norm, math.inf))
+            references.append(self._references.record(parameter, state, grad))
+        finite = self._clipping.all_finite(norms, self._device)
+        for reference, norm in zip(references, norms, strict=True):
+            if reference.device.type != "cpu" or not finite:  # elsewhere, to read `finite` would be to wait for it
+                reference.masked_fill_(~finite.to(reference.device), math.nan)
+            self._clipping.remember(reference, norm)
 
     @property
     def sum_over_processes(self) -> Callable[[Tensor], None] | None:

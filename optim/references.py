@@ -46,18 +46,12 @@ class References:
             layout = torch.preserve_format
             state[name] = torch.full_like(parameter, value, dtype=dtype, memory_format=layout)
 
-    def record(self, parameter: Tensor, state: State, grad: Tensor, finite: Tensor) -> Tensor:
-        """Exact form: copies the gradient on the next batch; one that is not `finite` (0-d) is unknown. Returns the
-        copy."""
+    def record(self, parameter: Tensor, state: State, grad: Tensor) -> Tensor:
+        """Exact form: copies the gradient on the next batch. Returns the copy."""
         memory = self._spare.pop(parameter, None)
         if memory is None:
             memory = torch.empty_like(parameter, memory_format=torch.preserve_format)
-        if grad.device.type == "cpu":  # where reading `finite` makes nothing wait
-            memory = memory.copy_(grad) if finite else memory.fill_(math.nan)
-        else:
-            unknown = grad.new_full((), math.nan)
-            torch.where(finite.to(grad.device), grad, unknown, out=memory)
-        state["next_reference_grad"] = memory
+        state["next_reference_grad"] = memory.copy_(grad)
         return memory
 
     def advance(self, parameter: Tensor, state: State, corrects: bool) -> None:

@@ -71,6 +71,8 @@ class Runner:
             for row in rows:
                 flat = _flat(row)
                 if flat is not None and _size(row) > 1:  # a size of 1 would be compiled for itself
+                    # As `.data` a view has no base, whose shape would be another reason to compile anew.
+                    flat = [None if tensor is None else tensor.data for tensor in flat]
                     results.append(function(*flat, packed, **flags))
                 else:
                     results.append(kernel(*row, scalars, **flags))

@@ -1,0 +1,102 @@
+"""What a GPU would run, on a CPU: kernels that are guarded, one graph for all tensors of a batch, and norms first."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from optim import MARS
+from optim.estimator import Scalars
+from optim.kernels import adamw_step, apply_step, average_step, lion_step, sgd_step
+from optim.runner import Runner, _compile_all
+
+SCALARS = Scalars(gamma=0.1, boost=1.9, rate=0.1, rate2=0.01, root_scale=3.0, eps=1e-8, step_size=1e-2, decay=0.99)
+COLUMNS = {adamw_step: 5, lion_step: 4, sgd_step: 4, average_step: 4, apply_step: 2}
+
+
+def rows_for(kernel: Any, clip: float) -> list[tuple[torch.Tensor | None, ...]]:
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for shape in [(6, 4), (5,), (3, 2, 2)]:
+        tensors = [torch.randn(shape, generator=generator).abs() for _ in range(COLUMNS[kernel])]
+        extra = (None,) if kernel is average_step else ()
+        rows.append((*tensors, *extra, torch.tensor(clip)))
+    return rows
+
+
+def flags(kernel: Any, guarded: bool) -> dict[str, bool]:
+    return {"guarded": guarded} if kernel is apply_step else {"guarded": guarded, "keep": True, "folded": False}
+
+
+@pytest.mark.parametrize("kernel", list(COLUMNS), ids=lambda kernel: kernel.__name__)
+def test_a_guarded_kernel_changes_nothing_where_the_clip_says_so(kernel: Any) -> None:
+    for clip in (0.5, math.nan):
+        rows, plain = rows_for(kernel, clip), rows_for(kernel, 0.5)
+        before = copy.deepcopy(rows)
+        for row, other in zip(rows, plain, strict=True):
+            kernel(*row, SCALARS, **flags(kernel, guarded=True))
+            kernel(*other, SCALARS, **flags(kernel, guarded=False))
+        for row, other, old in zip(rows, plain, before, strict=True):
+            # What `average_step` hands on (its fourth tensor) is not looked at then.
+            count = 3 if kernel is average_step else COLUMNS[kernel]
+            for a, b, c in list(zip(row, other, old, strict=True))[:count]:
+                assert torch.equal(a, c if math.isnan(clip) else b)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", list(COLUMNS), ids=lambda kernel: kernel.__name__)
+def test_one_graph_for_all_tensors_of_a_batch(kernel: Any) -> None:
+    torch.compiler.reset()
+    rows, plain = rows_for(kernel, 0.5), rows_for(kernel, 0.5)
+    _compile_all(kernel)(rows, torch.tensor(SCALARS), flags(kernel, guarded=True))
+    for row, other in zip(rows, plain, strict=True):
+        kernel(*other, SCALARS, **flags(kernel, guarded=False))
+        for a, b in zip(row, other, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("clip", ["tensor", "global", "none"])
+def test_norms_of_a_device_clip_as_bounds_on_a_cpu_do(monkeypatch: pytest.MonkeyPatch, clip: str) -> None:
+    """Norms of c_t taken at once, against those that a bound by known norms mostly spares."""
+    results = []
+    for bounded in (True, False):
+        if not bounded:
+            monkeypatch.setattr("optim.clipping._has_bounds", lambda batch: False)
+        generator = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in [(6, 4), (5, 3), (4, 4)]]
+        optimizer = MARS(params, lr=1e-2, gamma=0.4, clip=clip)
+        rates = []
+        for step in range(8):
+            for place, parameter in enumerate(params):
+                scale = (0.02, 0.15, 0.3)[place] * (1 + step % 3)
+                parameter.grad = torch.randn(parameter.shape, generator=generator) * scale
+            optimizer.step()
+            rates.append(optimizer.metrics().get("mars/clip_rate", torch.tensor(math.nan)).item())
+        results.append((params, rates))
+    for a, b in zip(results[0][0], results[1][0], strict=True):
+        torch.testing.assert_close(a, b)
+    assert results[0][1] == pytest.approx(results[1][1], nan_ok=True)
+    assert clip == "none" or 0 < sum(results[0][1]) < 8
+
+
+def test_an_eager_kernel_in_pieces_is_the_kernel() -> None:
+    shape = (700, 300)  # more than a piece
+    rows = [(*(torch.rand(shape) for _ in range(5)), torch.tensor(0.5))]
+    whole = copy.deepcopy(rows)
+    Runner(False).update(adamw_step, rows, SCALARS, **flags(adamw_step, guarded=False))
+    adamw_step(*whole[0], SCALARS, **flags(adamw_step, guarded=False))
+    for a, b in zip(rows[0], whole[0], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_backward_pass_through_old_values_is_still_an_error() -> None:
+    weight = nn.Parameter(torch.randn(3, 3))
+    x = torch.randn(3, 3, requires_grad=True)
+    loss = (x @ weight).square().sum()
+    weight.grad = torch.ones_like(weight)
+    MARS([weight], lr=1e-2).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
