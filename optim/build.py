@@ -253,11 +253,17 @@ def record_reference_gradient(optimizer: Optimizer) -> None:
 
 def optimizer_metrics(optimizer: Optimizer) -> dict[str, Tensor]:
     """Figures that an optimizer reports of its last step, as scalar tensors; none for torch's own."""
-    inside = optimizer.optimizer if isinstance(optimizer, ShardedOptimizer) else optimizer
+    inside = _inside(optimizer)
     return inside.metrics() if isinstance(inside, MARS) else {}
 
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
-    """Bytes of state that this process holds."""
-    values = [value for state in optimizer.state.values() for value in state.values()]
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
+    """Bytes that an optimizer holds in this process, after its second step or later."""
+    inside = _inside(optimizer)
+    values = [value for state in inside.state.values() for value in state.values()]
+    held = sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
+    return held + (inside.spare_bytes if isinstance(inside, MARS) else 0)
+
+
+def _inside(optimizer: Optimizer) -> Optimizer:
+    return optimizer.optimizer if isinstance(optimizer, ShardedOptimizer) else optimizer

@@ -203,6 +203,11 @@ class MARS(Optimizer):
     def sum_over_processes(self, function: Callable[[Tensor], None]) -> None:
         self._clipping.sum_over_processes = function
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes that are held beside the state: in the exact form, room for the next reference gradient."""
+        return self._references.spare_bytes
+
     def metrics(self) -> dict[str, Tensor]:
         """Figures of the last step, as scalar tensors on the device; none before the first.
 

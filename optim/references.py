@@ -23,6 +23,11 @@ class References:
     def __init__(self) -> None:
         self._spare: dict[Tensor, Tensor] = {}
 
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of memory that waits for the next reference gradient and is no part of any state."""
+        return sum(memory.numel() * memory.element_size() for memory in self._spare.values())
+
     def forget(self) -> None:
         """Lets go of memory that holds no reference."""
         self._spare.clear()

@@ -71,7 +71,7 @@ def test_norms_of_a_device_clip_as_bounds_on_a_cpu_do(monkeypatch: pytest.Monkey
         rates = []
         for step in range(8):
             for place, parameter in enumerate(params):
-                scale = (0.02, 0.15, 0.3)[place] * (1 + step % 3)
+                scale = (0.02, 0.15, 0.3)[place] * (1 + step % 3) * (0.3 if clip == "global" else 1.0)
                 parameter.grad = torch.randn(parameter.shape, generator=generator) * scale
             optimizer.step()
             rates.append(optimizer.metrics().get("mars/clip_rate", torch.tensor(math.nan)).item())
