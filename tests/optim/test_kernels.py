@@ -22,6 +22,8 @@ def rows_for(kernel: Any, clip: float) -> list[tuple[torch.Tensor | None, ...]]:
     rows = []
     for shape in [(6, 4), (5,), (3, 2, 2)]:
         tensors = [torch.randn(shape, generator=generator).abs() for _ in range(COLUMNS[kernel])]
+        if kernel is not average_step:
+            tensors[0] = nn.Parameter(tensors[0])
         extra = (None,) if kernel is average_step else ()
         rows.append((*tensors, *extra, torch.tensor(clip)))
     return rows
@@ -32,6 +34,7 @@ def flags(kernel: Any, guarded: bool) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("kernel", list(COLUMNS), ids=lambda kernel: kernel.__name__)
+@torch.no_grad()
 def test_a_guarded_kernel_changes_nothing_where_the_clip_says_so(kernel: Any) -> None:
     for clip in (0.5, math.nan):
         rows, plain = rows_for(kernel, clip), rows_for(kernel, 0.5)
@@ -48,6 +51,7 @@ def test_a_guarded_kernel_changes_nothing_where_the_clip_says_so(kernel: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", list(COLUMNS), ids=lambda kernel: kernel.__name__)
+@torch.no_grad()
 def test_one_graph_for_all_tensors_of_a_batch(kernel: Any) -> None:
     torch.compiler.reset()
     rows, plain = rows_for(kernel, 0.5), rows_for(kernel, 0.5)
