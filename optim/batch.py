@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from optim.estimator import Scalars, compute_dtype
+from optim.kernels import Flags
 
 
 @dataclass
@@ -50,15 +51,15 @@ class Batch:
         return [state["folded" if self.folded else "exp_avg"] for state in self.states]
 
     @property
-    def flags(self) -> dict[str, bool]:
-        """What kernels are compiled for."""
-        return {"keep": not self.group["exact"], "folded": self.folded, "guarded": self.guarded}
-
-    @property
     def guarded(self) -> bool:
         """Whether kernels see to it that a step changes nothing; on a CPU, where that is known before, they do not run
         then."""
         return self.device.type != "cpu"
+
+    @property
+    def flags(self) -> Flags:
+        """What kernels are compiled for."""
+        return Flags(keep=not self.group["exact"], folded=self.folded, guarded=self.guarded)
 
     def scalars(self, corrects_first_moment: bool = False, scale: float = 1.0) -> Scalars:
         """What this step multiplies with.

@@ -81,7 +81,7 @@ class Clipping:
 
     def _remember_kept(self, batch: Batch, grad_norms: list[float]) -> None:
         """Takes note of the norms of the gradients that the step is to keep, where they are known."""
-        if batch.flags["keep"] and batch.device.type == "cpu" and not self.skipped:
+        if batch.flags.keep and batch.device.type == "cpu" and not self.skipped:
             for place, reference in enumerate(batch.references):
                 if reference is not None:
                     self._norms[reference] = grad_norms[place] if grad_norms else math.inf
@@ -137,7 +137,7 @@ def _lengths(batch: Batch, run: Runner, indices: list[int] | None = None) -> Ten
     grads, references = batch.grads, batch.references
     if batch.group["clip"] != "none" and batch.group["gamma"] != 0:
         rows = [(grads[index], references[index]) for index in indices]
-        return torch.stack(run.reduce(estimate_norm, rows, batch.scalars()))
+        return torch.stack(run.reduce(estimate_norm, rows, batch.scalars(), batch.flags))
     if batch.device.type == "cpu":
         return torch.tensor([_host_norm(grads[index]) for index in indices], dtype=torch.float64)
     return torch.stack(torch._foreach_norm([grads[index] for index in indices], 2, dtype=batch.dtype))

@@ -42,7 +42,7 @@ def _elementwise(kernel: Kernel, second_moment: bool = False) -> Callable[[Batch
         if second_moment:
             columns.append([state["exp_avg_sq"] for state in batch.states])
         rows = list(zip(*columns, batch.clips, strict=True))
-        run.update(kernel, rows, batch.scalars(corrects_first_moment=second_moment), **batch.flags)
+        run.update(kernel, rows, batch.scalars(corrects_first_moment=second_moment), batch.flags)
 
     return step
 
@@ -99,7 +99,7 @@ def _average(batch: Batch, run: Runner, indices: list[int], averages: Tensor, es
         )
         for place, index in enumerate(indices)
     ]
-    run.update(average_step, rows, batch.scalars(), **batch.flags)
+    run.update(average_step, rows, batch.scalars(), batch.flags)
 
 
 def _apply(batch: Batch, run: Runner, indices: list[int], directions: Tensor, scale: float) -> None:
@@ -108,7 +108,7 @@ def _apply(batch: Batch, run: Runner, indices: list[int], directions: Tensor, sc
         (batch.parameters[index], direction.reshape(batch.parameters[index].shape), batch.clips[index])
         for index, direction in zip(indices, directions, strict=True)
     ]
-    run.update(apply_step, rows, batch.scalars(scale=scale), guarded=batch.guarded)
+    run.update(apply_step, rows, batch.scalars(scale=scale), batch.flags)
 
 
 PRECONDITIONERS = {

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from optim.estimator import Scalars, compute_dtype
+from optim.kernels import Flags
 
 Row = Sequence[Tensor | None]
 Kernel = Callable[..., Any]
@@ -44,19 +45,19 @@ class Runner:
             on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
             self.compile = on_cuda or (on_cpu and sum(parameter.numel() for parameter in parameters) >= MANY)
 
-    def update(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, **flags: bool) -> None:
+    def update(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, flags: Flags) -> None:
         """Runs an elementwise kernel, which updates tensors in place."""
         done = self._compiled(kernel, rows, scalars, flags)
         for row in rows[len(done) :]:
             for piece in _pieces(row):
-                kernel(*piece, scalars, **flags)
+                kernel(*piece, scalars, flags)
 
-    def reduce(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, **flags: bool) -> list[Tensor]:
+    def reduce(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, flags: Flags) -> list[Tensor]:
         """Runs a kernel that makes one 0-d tensor of a row."""
         done = self._compiled(kernel, rows, scalars, flags)
-        return [*done, *(kernel(*row, scalars, **flags) for row in rows[len(done) :])]
+        return [*done, *(kernel(*row, scalars, flags) for row in rows[len(done) :])]
 
-    def _compiled(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, flags: dict[str, bool]) -> list[Any]:
+    def _compiled(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, flags: Flags) -> list[Any]:
         """The results of the first rows, up to the first one that cannot be had by a compiled kernel."""
         if not self.compile or not rows:
             return []
@@ -73,9 +74,9 @@ class Runner:
                 if flat is not None and _size(row) > 1:  # a size of 1 would be compiled for itself
                     # As `.data` a view has no base, whose shape would be another reason to compile anew.
                     flat = [None if tensor is None else tensor.data for tensor in flat]
-                    results.append(function(*flat, packed, **flags))
+                    results.append(function(*flat, packed, flags))
                 else:
-                    results.append(kernel(*row, scalars, **flags))
+                    results.append(kernel(*row, scalars, flags))
         except BackendCompilerFailed as error:  # before it has run, so that no tensor was changed
             self.compile = False
             warnings.warn(
@@ -93,8 +94,8 @@ def _compile_each(kernel: Kernel) -> Kernel:
 
 @cache
 def _compile_all(kernel: Kernel) -> Kernel:
-    def run(rows: Sequence[Row], scalars: Tensor, flags: dict[str, bool]) -> list[Any]:
-        return [kernel(*row, scalars, **flags) for row in rows]
+    def run(rows: Sequence[Row], scalars: Tensor, flags: Flags) -> list[Any]:
+        return [kernel(*row, scalars, flags) for row in rows]
 
     return torch.compile(run, dynamic=False)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from optim import MARS
 from optim.estimator import Scalars
-from optim.kernels import adamw_step, apply_step, average_step, lion_step, sgd_step
+from optim.kernels import Flags, adamw_step, apply_step, average_step, lion_step, sgd_step
 from optim.runner import Runner, _compile_all
 
 SCALARS = Scalars(gamma=0.1, boost=1.9, rate=0.1, rate2=0.01, root_scale=3.0, eps=1e-8, step_size=1e-2, decay=0.99)
@@ -29,8 +29,8 @@ def rows_for(kernel: Any, clip: float) -> list[tuple[torch.Tensor | None, ...]]:
     return rows
 
 
-def flags(kernel: Any, guarded: bool) -> dict[str, bool]:
-    return {"guarded": guarded} if kernel is apply_step else {"guarded": guarded, "keep": True, "folded": False}
+def flags(guarded: bool) -> Flags:
+    return Flags(keep=True, folded=False, guarded=guarded)
 
 
 @pytest.mark.parametrize("kernel", list(COLUMNS), ids=lambda kernel: kernel.__name__)
@@ -40,8 +40,8 @@ def test_a_guarded_kernel_changes_nothing_where_the_clip_says_so(kernel: Any) ->
         rows, plain = rows_for(kernel, clip), rows_for(kernel, 0.5)
         before = copy.deepcopy(rows)
         for row, other in zip(rows, plain, strict=True):
-            kernel(*row, SCALARS, **flags(kernel, guarded=True))
-            kernel(*other, SCALARS, **flags(kernel, guarded=False))
+            kernel(*row, SCALARS, flags(guarded=True))
+            kernel(*other, SCALARS, flags(guarded=False))
         for row, other, old in zip(rows, plain, before, strict=True):
             # What `average_step` hands on (its fourth tensor) is not looked at then.
             count = 3 if kernel is average_step else COLUMNS[kernel]
@@ -55,9 +55,9 @@ def test_a_guarded_kernel_changes_nothing_where_the_clip_says_so(kernel: Any) ->
 def test_one_graph_for_all_tensors_of_a_batch(kernel: Any) -> None:
     torch.compiler.reset()
     rows, plain = rows_for(kernel, 0.5), rows_for(kernel, 0.5)
-    _compile_all(kernel)(rows, torch.tensor(SCALARS), flags(kernel, guarded=True))
+    _compile_all(kernel)(rows, torch.tensor(SCALARS), flags(guarded=True))
     for row, other in zip(rows, plain, strict=True):
-        kernel(*other, SCALARS, **flags(kernel, guarded=False))
+        kernel(*other, SCALARS, flags(guarded=False))
         for a, b in zip(row, other, strict=True):
             torch.testing.assert_close(a, b)
 
@@ -90,8 +90,8 @@ def test_an_eager_kernel_in_pieces_is_the_kernel() -> None:
     shape = (700, 300)  # more than a piece
     rows = [(*(torch.rand(shape) for _ in range(5)), torch.tensor(0.5))]
     whole = copy.deepcopy(rows)
-    Runner(False).update(adamw_step, rows, SCALARS, **flags(adamw_step, guarded=False))
-    adamw_step(*whole[0], SCALARS, **flags(adamw_step, guarded=False))
+    Runner(False).update(adamw_step, rows, SCALARS, flags(guarded=False))
+    adamw_step(*whole[0], SCALARS, flags(guarded=False))
     for a, b in zip(rows[0], whole[0], strict=True):
         assert torch.equal(a, b)
 
