@@ -292,7 +292,8 @@ class Training:
             return 0, float("inf"), 0, 0.0
         self.model.load_state_dict(saved["model"])
         load_optimizer_state(self.optimizer, saved["optimizer"])
-        self.scaler.load_state_dict(saved["scaler"])
+        if saved["scaler"]:  # empty where the run was not in float16 until now
+            self.scaler.load_state_dict(saved["scaler"])
         self._say("\n".join([f"going on after update {done}", *changed_settings(saved["config"], self.config)]))
         return done, saved["best_val_loss"], saved["best_iter"], saved["time"]
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 MANY = 2**31 - 1
-GAMMA_SCHEDULE = r"^linear:-?[0-9.e+-]+:-?[0-9.e+-]+$"
+GAMMA_SCHEDULE = r"^linear:[^:]+:[^:]+$"  # linear:START:END
 Count = Annotated[int, Field(ge=1, le=MANY)]
 CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]

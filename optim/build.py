@@ -211,24 +211,29 @@ def _parameter_groups(model: nn.Module, config: OptimizerConfig) -> Groups:
 def describe_groups(optimizer: Optimizer) -> list[str]:
     """A line for each parameter group, for the start of a run."""
     lines = []
-    for group in optimizer.param_groups:
+    inside = _inside(optimizer)
+    schedules = inside.gamma_schedules if isinstance(inside, MARS) else [None] * len(optimizer.param_groups)
+    for group, schedule in zip(optimizer.param_groups, schedules, strict=True):
         count = sum(parameter.numel() for parameter in group["params"])
         tensors = len(group["params"])
         lines.append(
             f"{group.get('name', 'group'):<10} {tensors:>4} tensors {count:>13,} parameters  "
-            f"lr {group['lr']:.3g}  betas {group['betas']}  weight decay {group['weight_decay']:g}{_method(group)}"
+            f"lr {group['lr']:.3g}  betas {group['betas']}  weight decay {group['weight_decay']:g}"
+            f"{_method(group, schedule)}"
         )
     return lines
 
 
-def _method(group: dict[str, Any]) -> str:
+def _method(group: dict[str, Any], schedule: Callable[[int], float] | None) -> str:
     """How MARS steps a group; nothing for torch's own optimizers."""
     if "preconditioner" not in group:
         return ""
     parts = [group["preconditioner"]]
-    parts.append(f"gamma {group['gamma']:g}, clip {group['clip']}" if group["gamma"] else "no correction")
-    parts += ["exact"] if group["gamma"] and group["exact"] else []
-    parts += [f"last gradient {group['last_grad']}"] if group["gamma"] and group["last_grad"] != "full" else []
+    corrects = group["gamma"] != 0 or schedule is not None
+    gamma = f"{group['gamma']:g}" if schedule is None else schedule
+    parts.append(f"gamma {gamma}, clip {group['clip']}" if corrects else "no correction")
+    parts += ["exact"] if corrects and group["exact"] else []
+    parts += [f"last gradient {group['last_grad']}"] if corrects and group["last_grad"] != "full" else []
     return "  " + ", ".join(parts)
 
 

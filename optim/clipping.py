@@ -1,8 +1,9 @@
 """The factors that clip gradient estimates to norm 1, and the check that gradients are finite.
 
-A step whose gradients are not all finite must change nothing, which has to be known before the first tensor is
-updated: so norms come first. On a device they are those of c_t, and stay there: nothing waits for them. On a CPU, where
-a value can be read at no cost, the norm of g_t alone (half the memory traffic) mostly shows that no clip is due, since
+A step whose gradients are not all finite, or have a norm that overflows, must change nothing. That has to be known
+before the first tensor is updated: so norms come first. On a device they are those of c_t, and stay there: nothing
+waits for them. On a CPU, where a value can be read at no cost, the norm of g_t alone (half the memory traffic) mostly
+shows that no clip is due, since
 
     ||c_t|| <= (1 + k) ||g_t|| + k ||r_t||,    k = |gamma| * beta1 / (1 - beta1).
 """
@@ -153,10 +154,8 @@ def _host_norm(grad: Tensor) -> float:
     """The norm of a gradient on a CPU."""
     if grad.dtype == compute_dtype(grad.dtype) and grad.is_contiguous():
         flat = grad.view(-1)
-        norm = math.sqrt(torch.dot(flat, flat).item())  # a norm at the speed of memory
-        if math.isfinite(norm):
-            return norm
-    return torch.linalg.vector_norm(grad, dtype=torch.float64).item()  # also of what overflows in float32
+        return math.sqrt(torch.dot(flat, flat).item())  # a norm at the speed of memory
+    return torch.linalg.vector_norm(grad, dtype=compute_dtype(grad.dtype)).item()
 
 
 def _factor(norm: Tensor) -> Tensor:
@@ -165,4 +164,7 @@ def _factor(norm: Tensor) -> Tensor:
 
 
 def _sum(vectors: list[Tensor], device: torch.device) -> Tensor:
-    return torch.cat([vector.to(device) for vector in vectors]).sum() if vectors else torch.zeros((), device=device)
+    """The sum of all elements, in one dtype whatever theirs: processes add these up."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    total = torch.zeros((), dtype=dtype, device=device)
+    return torch.cat([vector.to(device, dtype) for vector in vectors]).sum() if vectors else total

@@ -3,7 +3,7 @@
     L = sum of c c^T,  R = sum of c^T c,  direction = L^(-1/4) m R^(-1/4)
 
 The sums are decaying averages, corrected for their start at zero, or sums over all steps as in the paper. The roots
-are costly and found anew every few steps only.
+are costly and found anew every few steps only, and before that at steps 1, 2, 4, 8 and so on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def kronecker_direction(
         factor = state[name]
         new = factor + gram if beta2 is None else factor.lerp(gram, 1 - beta2)
         factor.copy_(torch.where(clip != clip, factor, new))
-    if (step - 1) % group["refresh_interval"] == 0:
+    # More often at the start, where statistics change most, and a first gradient of zero gives no roots.
+    if (step - 1) % group["refresh_interval"] == 0 or (step < group["refresh_interval"] and step & (step - 1) == 0):
         correction = 1.0 if beta2 is None else 1 - beta2**step
         for side in ("left", "right"):
             state[f"root_{side}"].copy_(inverse_fourth_root(state[f"factor_{side}"] / correction, group["damping"]))

@@ -48,7 +48,7 @@ class MARS(Optimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled weight decay, times lr.
         gamma: scale of the correction; 0 is the preconditioner's plain method and keeps no reference. A function of the
-            step (from 1) makes a schedule.
+            optimizer's step (from 1) makes a schedule.
         preconditioner: "adamw"; "lion", the sign of m; "sgd", m itself; "shampoo", the orthogonal factor of m, and
             "kronecker", Shampoo's two-sided statistics, both for tensors of two dimensions or more.
         exact: use the exact form.
@@ -108,6 +108,10 @@ class MARS(Optimizer):
         self._runner = Runner(compile)
         self._clipping = Clipping()
         self._references = References()
+        self._recorded = (
+            False,
+            False,
+        )  # whether a reference was recorded for the coming step, and for the one after it
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -161,6 +165,7 @@ class MARS(Optimizer):
         torch.autograd.graph.increment_version([parameter for parameter, _, _ in work])
         if self.defaults["exact"]:
             self._advance_references()
+            self._recorded = (self._recorded[1], False)
         return loss
 
     @torch.no_grad()
@@ -182,6 +187,7 @@ class MARS(Optimizer):
         work = [item for item in self._with_gradient() if self._corrects(item[2])]
         if any("next_reference_grad" in state for state in self.state.values()):
             self._advance_references()  # the step before was skipped, as a GradScaler does after an overflow
+        self._recorded = (self._recorded[0], True)
         norms, references = [], []
         for parameter, grad, index in work:
             norms.append(norm_of(grad))  # leaves the gradient in a CPU's caches for the copy
@@ -202,6 +208,11 @@ class MARS(Optimizer):
     @sum_over_processes.setter
     def sum_over_processes(self, function: Callable[[Tensor], None]) -> None:
         self._clipping.sum_over_processes = function
+
+    @property
+    def gamma_schedules(self) -> list[Callable[[int], float] | None]:
+        """Of each group: the schedule that its gamma follows, where it does."""
+        return self._gamma_schedules
 
     @property
     def spare_bytes(self) -> int:
@@ -230,8 +241,14 @@ class MARS(Optimizer):
         parameters. A gamma schedule is a function, is not saved, and stays what it is.
 
         Raises:
-            ValueError: the groups hold other numbers of parameters.
+            ValueError: the groups hold other numbers of parameters; the state is of another form, or not of MARS.
         """
+        for group in state_dict["param_groups"]:
+            if group.get("exact") != self.defaults["exact"]:
+                raise ValueError(
+                    f"the state has exact={group.get('exact')} (None: it is not of MARS), "
+                    f"the optimizer exact={self.defaults['exact']}"
+                )
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -249,11 +266,13 @@ class MARS(Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("_clipping", Clipping())
         self.__dict__.setdefault("_references", References())
+        self.__dict__.setdefault("_recorded", (False, False))
 
     @property
     def _device(self) -> torch.device:
         """Where to gather what concerns all parameters."""
-        return self.param_groups[0]["params"][0].device
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        return next(parameters, torch.empty(0)).device
 
     def _with_gradient(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Every parameter that has a gradient, with it and the index of its group."""
@@ -273,10 +292,12 @@ class MARS(Optimizer):
                 yield parameter, parameter.grad, index
 
     def _follow_gamma_schedules(self) -> None:
+        if not any(self._gamma_schedules):
+            return
+        step = int(max((state["step"].item() for state in self.state.values() if state), default=0)) + 1
         for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
             if schedule is not None:
-                steps = [self.state[p]["step"].item() for p in group["params"] if self.state.get(p)]
-                group["gamma"] = float(schedule(int(max(steps, default=0)) + 1))
+                group["gamma"] = schedule(step)
                 check_settings(group, scheduled=True)
 
     def _corrects(self, index: int) -> bool:
@@ -305,7 +326,7 @@ class MARS(Optimizer):
         # A parameter that had no gradient on the batch of the reference has a reference of zero; that none at all has
         # one means that it was not recorded.
         later = [state for state, index in states if self.defaults["exact"] and self._corrects(index)]
-        if later and not any("reference_grad" in state for state in later):
+        if later and not self._recorded[0] and not any("reference_grad" in state for state in later):
             raise RuntimeError(
                 "exact MARS has no reference gradient for this step: in each update, compute the gradient on the next "
                 "batch and call record_reference_gradient() before computing the gradient on this batch"

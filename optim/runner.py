@@ -22,6 +22,7 @@ Row = Sequence[Tensor | None]
 Kernel = Callable[..., Any]
 
 PIECE = 2**17  # elements that an eager kernel works on at a time on a CPU, so that its temporaries stay in the cache
+GRAPHS = 64  # of one kernel on a device: one for each set of shapes that are stepped together
 MANY = 2**23  # parameters from which on a CPU the seconds of compilation pay
 
 
@@ -66,8 +67,9 @@ class Runner:
         results: list[Any] = []
         packed = _pack(scalars, rows[0])
         try:
-            if packed.device.type != "cpu":
-                return _compile_all(kernel)(rows, packed, flags)
+            if _at_once(packed):
+                with torch._dynamo.config.patch(recompile_limit=GRAPHS):
+                    return _compile_all(kernel)(rows, packed, flags)
             function = _compile_each(kernel)
             for row in rows:
                 flat = _flat(row)
@@ -97,7 +99,14 @@ def _compile_all(kernel: Kernel) -> Kernel:
     def run(rows: Sequence[Row], scalars: Tensor, flags: Flags) -> list[Any]:
         return [kernel(*row, scalars, flags) for row in rows]
 
+    # Recompilations are counted for a code object: each kernel gets its own.
+    run.__code__ = run.__code__.replace(co_name=f"all_{kernel.__name__}")
     return torch.compile(run, dynamic=False)
+
+
+def _at_once(packed: Tensor) -> bool:
+    """Whether one graph serves all rows."""
+    return packed.device.type != "cpu"
 
 
 def _pack(scalars: Scalars, row: Row) -> Tensor:

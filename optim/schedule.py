@@ -41,6 +41,9 @@ class LinearGamma:
     end: float
     steps: int
 
+    def __str__(self) -> str:
+        return f"linear from {self.start:g} to {self.end:g}"
+
     def __call__(self, step: int) -> float:
         """Gamma of a step, from 1."""
         progress = min(1.0, (step - 1) / max(1, self.steps - 1))

@@ -30,8 +30,8 @@ class ShardedOptimizer(Optimizer):
     """
 
     def __init__(self, optimizer: Optimizer, group: distributed.ProcessGroup | None = None) -> None:
-        # Not Optimizer's own, which would make groups: those of the optimizer inside serve.
         self.optimizer, self.group = optimizer, group
+        super().__setstate__({})  # hooks; not super().__init__, which would make groups where those inside serve
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
         self._load, self._owners = [0] * self.size, dict[Tensor, int]()
         if isinstance(optimizer, MARS):
@@ -95,8 +95,8 @@ class ShardedOptimizer(Optimizer):
             self.optimizer.record_reference_gradient()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all parameters, as the plain optimizer would give it, on the group's first process, in host
-        memory; on others that of their own parameters. To be called on every process."""
+        """The state of all parameters, as the plain optimizer would give it, on the group's first process (what comes
+        from others in host memory); elsewhere that of own parameters. To be called on every process."""
         saved = self.optimizer.state_dict()
         owners = [owner for _, owner in self.owners()]
         for source in range(1, self.size):
@@ -126,7 +126,7 @@ class ShardedOptimizer(Optimizer):
 
     def _to_first(self, source: int, state: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """Sends a process's state to the first one, tensor by tensor. Returns what was received, empty elsewhere."""
-        device = self.param_groups[0]["params"][0].device
+        device = next(parameter.device for group in self.param_groups for parameter in group["params"])
         shapes = {n: {k: (v.shape, v.dtype) for k, v in entry.items()} for n, entry in state.items()}
         message: list[Any] = [shapes]
         distributed.broadcast_object_list(message, self._global(source), group=self.group, device=device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a parameter group. `gamma` is a number or gamma_t, a function of a parameter's step 1, 2, ..."""
+    """The settings of a parameter group. `gamma` is a number or gamma_t, a function of the step 1, 2, ..."""
 
     lr: float
     betas: tuple[float, float] = (0.95, 0.99)
@@ -70,6 +70,7 @@ class ReferenceMARS:
         if references is None:
             references = [None] * len(self.parameters)
         stepped = []
+        t = 1 + max((p.t for p in self.parameters), default=0)
         for p, g, r in zip(self.parameters, gradients, references, strict=True):
             if g is None:
                 continue
@@ -78,7 +79,7 @@ class ReferenceMARS:
             if not self.exact:
                 r = p.last_g
                 p.last_g = g.bfloat16().double() if p.settings.last_grad == "bfloat16" else g
-            p.c = estimate(g, first_reference(p, g) if r is None else r.double(), p)
+            p.c = estimate(g, first_reference(p, g) if r is None else r.double(), p, t)
             stepped.append(p)
 
         # "global" is the paper's clip: all of c_t, of the whole model, is one vector.
@@ -96,8 +97,8 @@ class ReferenceMARS:
             p.x = p.x * (1 - s.lr * s.weight_decay) - s.lr * DIRECTIONS[s.preconditioner](p)
 
 
-def gamma_t(p: Parameter) -> float:
-    return p.settings.gamma(p.t) if callable(p.settings.gamma) else p.settings.gamma
+def gamma_t(p: Parameter, t: int) -> float:
+    return p.settings.gamma(t) if callable(p.settings.gamma) else p.settings.gamma
 
 
 def first_reference(p: Parameter, g: Tensor) -> Tensor:
@@ -109,10 +110,10 @@ def first_reference(p: Parameter, g: Tensor) -> Tensor:
     return torch.zeros_like(g)  # the published code
 
 
-def estimate(g: Tensor, r: Tensor, p: Parameter) -> Tensor:
-    """c_t before clipping."""
+def estimate(g: Tensor, r: Tensor, p: Parameter, t: int) -> Tensor:
+    """c_t before clipping, at step t of those parameters that have taken the most."""
     beta1, _ = p.settings.betas
-    return g + gamma_t(p) * beta1 / (1 - beta1) * (g - r)
+    return g + gamma_t(p, t) * beta1 / (1 - beta1) * (g - r)
 
 
 def norm(c: Tensor) -> float:

@@ -12,7 +12,15 @@ from torch import distributed
 
 from configs import TrainConfig
 from model import GPT, GPTConfig
-from optim import build_optimizer, load_optimizer_state, optimizer_bytes, record_reference_gradient
+from optim import (
+    MARS,
+    LinearGamma,
+    ShardedOptimizer,
+    build_optimizer,
+    load_optimizer_state,
+    optimizer_bytes,
+    record_reference_gradient,
+)
 from optim.build import BUILDERS
 from training.processes import leave
 
@@ -92,6 +100,21 @@ def main() -> None:
     start.transformer.wpe.weight.grad[0, 0] = float("nan")
     optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(before, start.parameters(), strict=True))
+
+    # One parameter: all other processes own nothing, and follow the schedule, the clip and the skip all the same.
+    weight = torch.nn.Parameter(torch.ones(6, 4))
+    twin = torch.nn.Parameter(torch.ones(6, 4))
+    settings = {"lr": 1e-2, "gamma": LinearGamma(0.4, 0.0, 4), "clip": "global"}
+    optimizer, plain = ShardedOptimizer(MARS([weight], **settings)), MARS([twin], **settings)
+    optimizer.register_step_post_hook(lambda *_: None)
+    for step in range(4):
+        weight.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+        twin.grad = weight.grad.clone()
+        optimizer.step()
+        plain.step()
+    torch.testing.assert_close(weight, twin)
+    if rank == 0:
+        assert optimizer.optimizer.metrics()["mars/gamma"] == 0
     print("done", flush=True)
     distributed.destroy_process_group()
 

@@ -86,7 +86,7 @@ class Shampoo(torch.optim.Optimizer):
                 state["m"] = beta1 * state["m"] + (1 - beta1) * x.grad
                 state["L"] = decay * state["L"] + weight * x.grad @ x.grad.T
                 state["R"] = decay * state["R"] + weight * x.grad.T @ x.grad
-                if (state["t"] - 1) % group["every"] == 0:
+                if (state["t"] - 1) % group["every"] == 0 or state["t"] in [t for t in (1, 2, 4) if t < group["every"]]:
                     bias = 1 - beta2 ** state["t"] if averaged else 1.0
                     state["roots"] = [self.root(state[side] / bias) for side in "LR"]
                 left, right = state["roots"]
@@ -189,7 +189,7 @@ def test_start_up_lines_say_how_each_group_is_stepped() -> None:
     assert words(optimizer="muon", beta1=0.95)[0] == "shampoo, gamma 0.05, clip none, last gradient folded"
     assert words(optimizer="shampoo")[0] == "kronecker, no correction"
     assert words(optimizer="mars-adamw", exact=True)[0] == "adamw, gamma 0.025, clip tensor, exact"
-    assert words(optimizer="mars-lion", gamma="linear:0.05:0")[0].startswith("lion, gamma 0.05")
+    assert words(optimizer="mars-lion", gamma="linear:0.05:0")[0].startswith("lion, gamma linear from 0.05 to 0")
 
 
 @pytest.mark.parametrize(

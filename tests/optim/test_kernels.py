@@ -104,3 +104,27 @@ def test_a_backward_pass_through_old_values_is_still_an_error() -> None:
     MARS([weight], lr=1e-2).step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_many_shapes_on_a_device_are_not_too_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile gives up on a function, without an error, after so many graphs of it."""
+    import torch._dynamo
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, backend="eager", **options))
+    monkeypatch.setattr("optim.runner._at_once", lambda packed: True)
+    _compile_all.cache_clear()
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    params = [nn.Parameter(torch.randn(4, columns)) for columns in range(2, 14)]
+    for optimizer in (
+        MARS(params, lr=1e-2, preconditioner="shampoo", compile=True),
+        MARS(params, lr=1e-2, compile=True),
+    ):
+        for _ in range(2):
+            for parameter in params:
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+    frames = torch._dynamo.utils.counters["frames"]
+    assert frames["total"] == frames["ok"] >= 12
+    _compile_all.cache_clear()

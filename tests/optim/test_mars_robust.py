@@ -268,12 +268,22 @@ def test_complex_parameters_are_refused() -> None:
         MARS([weight], lr=1e-2).step()
 
 
-def test_a_gradient_larger_than_float32_can_square_is_clipped_all_the_same() -> None:
-    weight = nn.Parameter(torch.zeros(2, 2))
-    optimizer = MARS([weight], lr=1.0, preconditioner="sgd", gamma=0.0, betas=(0.0, 0.0))
-    weight.grad = torch.full((2, 2), 1e25)
+@every_variant
+def test_a_gradient_whose_norm_overflows_is_not_finite_either(variant: dict[str, Any]) -> None:
+    """Its square would poison second moments and statistics."""
+    params = parameters([(4, 6)])
+    optimizer = MARS(params, lr=1e-2, **variant)
+    update(params, optimizer, 0)
+    before = params[0].detach().clone()
+    if variant.get("exact"):
+        set_gradients(params, 1001)
+        optimizer.record_reference_gradient()
+    params[0].grad = torch.full((4, 6), 3e38)
     optimizer.step()
-    torch.testing.assert_close(weight.detach(), torch.full((2, 2), -0.5))
+    assert optimizer.metrics()["mars/skipped"] == 1
+    assert torch.equal(params[0], before)
+    update(params, optimizer, 2)
+    assert torch.isfinite(params[0]).all()
 
 
 def test_gamma_may_follow_a_schedule_and_does_so_after_a_resume() -> None:
@@ -345,6 +355,53 @@ def test_a_state_of_other_settings_is_refused() -> None:
         with pytest.raises(RuntimeError, match="lacks"):
             update(params, optimizer, 1)
     assert torch.equal(params[0], before)
+
+
+def test_a_state_of_another_form_is_refused() -> None:
+    params = parameters([(4, 6)])
+    exact = MARS(params, lr=1e-2, exact=True)
+    update(params, exact, 0)
+    optimizer = MARS(params, lr=1e-2)
+    with pytest.raises(ValueError, match="exact=True"):
+        optimizer.load_state_dict(exact.state_dict())
+    with pytest.raises(ValueError, match="not of MARS"):
+        optimizer.load_state_dict(torch.optim.AdamW(params, lr=1e-2).state_dict())
+    assert not optimizer.state
+
+
+def test_exact_where_a_whole_recording_had_no_gradient() -> None:
+    """A parameter that takes no part in the next batch has a reference of zero; it was recorded all the same."""
+    params = parameters([(4, 6)])
+    optimizer = MARS(params, lr=1e-2, exact=True, gamma=0.5, clip="none", betas=(0.5, 0.9))
+    update(params, optimizer, 0)
+    params[0].grad = None
+    optimizer.record_reference_gradient()
+    set_gradients(params, 1)
+    optimizer.step()
+    optimizer.record_reference_gradient()
+    moment = optimizer.state[params[0]]["exp_avg"].clone()
+    set_gradients(params, 2)
+    optimizer.step()
+    expected = 0.5 * moment + 0.5 * 1.5 * params[0].grad  # type: ignore[operator]
+    torch.testing.assert_close(optimizer.state[params[0]]["exp_avg"], expected)
+
+
+def test_an_empty_group_is_no_trouble() -> None:
+    params = parameters([(4, 6)])
+    optimizer = MARS([{"params": []}, {"params": params}], lr=1e-2)
+    update(params, optimizer, 0)
+    assert optimizer.state[params[0]]["step"] == 1
+
+
+@pytest.mark.parametrize("zeros", [1, 3])
+def test_kronecker_statistics_that_begin_with_zeros_are_found_soon(zeros: int) -> None:
+    params = parameters([(4, 6)])
+    optimizer = MARS(params, lr=1e-2, preconditioner="kronecker", refresh_interval=1000)
+    for seed in range(5):
+        set_gradients(params, seed, scale=0.0 if seed < zeros else 0.1)
+        before = params[0].detach().clone()
+        optimizer.step()
+    assert not torch.equal(params[0], before)
 
 
 def test_memory_of_the_last_gradient() -> None:

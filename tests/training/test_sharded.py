@@ -65,6 +65,13 @@ def test_a_gamma_that_changes_goes_on_after_a_resume(run_train: Train) -> None:
     assert constant.series("train/loss")[4:] != straight.series("train/loss")[4:]
 
 
+def test_a_run_may_go_on_in_float16(run_train: Train) -> None:
+    run_train("--optimizer=mars-adamw", "--max_iters=3")
+    done = run_train("--optimizer=mars-adamw", "--max_iters=6", "--dtype=float16", "--resume=auto")
+    assert (done.status, done.stderr) == (0, "")
+    assert len(done.series("train/loss")) == 6
+
+
 @pytest.mark.parametrize("text", ["linear:1", "linear:a:b", "cosine:1:0", "linear:0.1:inf", "linear:0.1:1e400"])
 def test_a_gamma_of_another_form_ends_in_one_line(run_train: Train, text: str) -> None:
     done = run_train("--optimizer=mars-adamw", f"--gamma={text}")
