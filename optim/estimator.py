@@ -61,7 +61,10 @@ def corrected_gradient(grad: Tensor, reference: Tensor | None, s: Scalars, folde
     if reference is None:
         return grad
     reference = reference.to(grad.dtype)
-    return torch.lerp(torch.where(reference != reference, grad, reference), grad, s.boost)
+    reference = torch.where(reference != reference, grad, reference)
+    if isinstance(s.boost, Tensor):
+        return grad + (s.boost - 1) * (grad - reference)
+    return torch.lerp(reference, grad, s.boost)
 
 
 def moving_average(
@@ -71,4 +74,10 @@ def moving_average(
     c = corrected_gradient(grad, reference, s, folded) * clip
     if folded:
         m = torch.where(m != m, -(s.gamma * grad), m)
-    return c, torch.lerp(m, c, s.rate)
+    return c, lerp(m, c, s.rate)
+
+
+def lerp(a: Tensor, b: Tensor, weight: Number) -> Tensor:
+    """a + weight * (b - a). torch.lerp saves an eager step two passes; compiled it would compute two formulas for each
+    element, of which it takes one."""
+    return a + weight * (b - a) if isinstance(weight, Tensor) else torch.lerp(a, b, weight)

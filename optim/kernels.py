@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from optim.estimator import Scalars, compute_dtype, corrected_gradient, moving_average
+from optim.estimator import Scalars, compute_dtype, corrected_gradient, lerp, moving_average
 
 
 class Flags(NamedTuple):
@@ -38,7 +38,7 @@ def adamw_step(
     """MARS-AdamW (Algorithm 2): x - lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * x), v of the clipped c_t."""
     s = _unpack(scalars)
     c, m_new = moving_average(grad, reference, m, clip, s, flags.folded)
-    v_new = torch.lerp(v, c * c, s.rate2)
+    v_new = lerp(v, c * c, s.rate2)
     _move(x, m_new / (v_new.sqrt() * s.root_scale + s.eps), clip, s, flags)
     _write(v, v_new, clip, flags)
     _keep(grad, reference, m, m_new, clip, s, flags)

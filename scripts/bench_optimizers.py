@@ -299,15 +299,15 @@ def step_bytes(optimizer: Optimizer, gradients: Gradients, last: Gradients) -> i
 
 def norm_bytes(optimizer: Optimizer, gradients: Gradients, last: Gradients) -> int:
     """Bytes that MARS reads to find the norms before a step (see optim/clipping.py): the gradient, with the reference
-    where the norm of c_t is needed. On a CPU, but for the exact form, first the gradient alone for a bound, and both
-    only where the bound allows a clip."""
+    where the norm of c_t is needed. On a CPU first the gradient alone for a bound, and both only where the bound
+    allows a clip."""
     total, bounds = 0, bounds_of_estimates(optimizer, gradients, last)
     for group in optimizer.param_groups if isinstance(optimizer, MARS) else []:
         name = "reference_grad" if group["exact"] else "last_grad"
         clips = group["clip"] != "none" and group["gamma"] != 0
         for p in group["params"]:
             both = gradients[p].nbytes + (optimizer.state[p][name].nbytes if clips else 0)
-            if clips and not group["exact"] and p.device.type == "cpu":
+            if clips and p.device.type == "cpu":
                 bound = bounds[p] if group["clip"] == "tensor" else math.hypot(*bounds.values())
                 total += gradients[p].nbytes + (both if bound >= SURELY_SHORT else 0)
             else:
