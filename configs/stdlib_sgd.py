@@ -1,4 +1,5 @@
-# The quickstart's model with SGD and momentum.
+# The quickstart's model with SGD and momentum. Validation loss after 600 updates by learning rate, one seed (minimum a
+# tenth of it): 0.3 2.493, 1 2.550; smaller rates were not tried.
 base = "base/stdlib.py"
 
 optimizer = "sgd"

@@ -22,7 +22,7 @@ Row = Sequence[Tensor | None]
 Kernel = Callable[..., Any]
 
 PIECE = 2**17  # elements that an eager kernel works on at a time on a CPU, so that its temporaries stay in the cache
-GRAPHS = 64  # of one kernel on a device: one for each set of shapes that are stepped together
+GRAPHS = 64  # of one kernel: for its flags, and on a device for each set of shapes that are stepped together
 MANY = 2**23  # parameters from which on a CPU the seconds of compilation pay
 
 
@@ -67,18 +67,18 @@ class Runner:
         results: list[Any] = []
         packed = _pack(scalars, rows[0])
         try:
-            if _at_once(packed):
-                with torch._dynamo.config.patch(recompile_limit=GRAPHS):
+            with torch._dynamo.config.patch(recompile_limit=GRAPHS):
+                if _at_once(packed):
                     return _compile_all(kernel)(rows, packed, flags)
-            function = _compile_each(kernel)
-            for row in rows:
-                flat = _flat(row)
-                if flat is not None and _size(row) > 1:  # a size of 1 would be compiled for itself
-                    # As `.data` a view has no base, whose shape would be another reason to compile anew.
-                    flat = [None if tensor is None else tensor.data for tensor in flat]
-                    results.append(function(*flat, packed, flags))
-                else:
-                    results.append(kernel(*row, scalars, flags))
+                function = _compile_each(kernel)
+                for row in rows:
+                    flat = _flat(row)
+                    if flat is not None and _size(row) > 1:  # a size of 1 would be compiled for itself
+                        # As `.data` a view has no base, whose shape would be another reason to compile anew.
+                        flat = [None if tensor is None else tensor.data for tensor in flat]
+                        results.append(function(*flat, packed, flags))
+                    else:
+                        results.append(kernel(*row, scalars, flags))
         except BackendCompilerFailed as error:  # before it has run, so that no tensor was changed
             self.compile = False
             warnings.warn(
@@ -91,7 +91,9 @@ class Runner:
 
 @cache
 def _compile_each(kernel: Kernel) -> Kernel:
-    return torch.compile(kernel, dynamic=True)
+    # Whether threads share a tensor must not depend on the size of the first one that was compiled for, in this process
+    # or in another one that left the kernel in torch's cache on disk.
+    return torch.compile(kernel, dynamic=True, options={"cpp.dynamic_threads": True})
 
 
 @cache
