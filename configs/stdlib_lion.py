@@ -1,5 +1,5 @@
-# The quickstart's model with Lion (arXiv 2302.06675) on matrices and embeddings, AdamW on vectors. Validation loss after
-# 600 updates by learning rate, one seed (minimum a tenth of it): 5e-4 2.146, 1e-3 2.127.
+# The quickstart's model with Lion (arXiv 2302.06675) on matrices and embeddings, AdamW on vectors. Validation loss
+# after 600 updates by learning rate, one seed (minimum a tenth of it): 5e-4 2.146, 1e-3 2.127.
 base = "base/stdlib.py"
 
 optimizer = "lion"

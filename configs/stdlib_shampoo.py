@@ -1,6 +1,6 @@
 # The quickstart's model with Shampoo (arXiv 1802.09568) on hidden matrices and AdamW on embeddings and vectors.
-# Validation loss after 600 updates by learning rate, one seed (minimum 1e-3): 5e-3 2.272, 2e-2 2.061, 8e-2 1.784; larger
-# rates were not tried.
+# Validation loss after 600 updates by learning rate, one seed (minimum 1e-3): 5e-3 2.272, 2e-2 2.061, 8e-2 1.784;
+# larger rates were not tried.
 base = "base/stdlib.py"
 
 optimizer = "shampoo"
