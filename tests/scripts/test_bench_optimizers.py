@@ -81,7 +81,7 @@ PER_PARAMETER = {  # bytes: (norms, elementwise passes) of a matrix of float32, 
     "mars-adamw": (4, 36),  # and reads and writes the last gradient
     "mars-adamw-unclipped": (4, 36),
     "mars-adamw-bfloat16": (4, 32),
-    "mars-adamw-exact": (8, 44),  # reads the reference; recording reads the gradient twice and writes
+    "mars-adamw-exact": (4, 44),  # reads the reference; recording reads the gradient twice and writes
     "mars-lion": (4, 28),
     "lion": (4, 20),
 }
@@ -93,7 +93,14 @@ def test_bytes_of_a_step(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "more"), [("mars-adamw", 8), ("mars-adamw-global", 8), ("mars-adamw-bfloat16", 6), ("mars-lion", 8)]
+    ("method", "more"),
+    [
+        ("mars-adamw", 8),
+        ("mars-adamw-exact", 8),
+        ("mars-adamw-global", 8),
+        ("mars-adamw-bfloat16", 6),
+        ("mars-lion", 8),
+    ],
 )
 def test_the_norm_is_taken_where_the_bound_allows_a_clip(method: str, more: int) -> None:
     assert bytes_per_parameter(method, scale=1.0) == bytes_per_parameter(method, scale=0.1) + more
