@@ -108,7 +108,7 @@ class TrainConfig:
     shampoo_factors: Literal["averaged", "accumulated"] = "averaged"
     """shampoo: statistics averaged with beta2, or accumulated over all updates"""
     shampoo_interval: Count = 10
-    """shampoo: updates between new inverse roots of the statistics"""
+    """shampoo: updates between new inverse roots of the statistics; before that at updates 1, 2, 4, 8 and so on"""
     shard_optimizer: bool = False
     """share the optimizer's state and work between the processes (ZeRO-1), with the same results"""
     compile_optimizer: bool | Literal["auto"] = "auto"

@@ -35,7 +35,7 @@ class Clipping:
     def __init__(self, sum_over_processes: Callable[[Tensor], None] | None = None) -> None:
         self.sum_over_processes = sum_over_processes
         self.skipped: Tensor | None = None
-        """of the last step: whether it changed nothing, since gradients were not finite (0-d)"""
+        """of the last step: whether it changed nothing, since norms of gradients were not finite (0-d)"""
         self.clip_rate: Tensor | None = None
         """of the last step: which share of the vectors that may be clipped was longer than 1 (0-d)"""
         self._norms = WeakTensorKeyDictionary()  # of reference gradients in host memory

@@ -39,7 +39,7 @@ class MARS(Optimizer):
     (exact form), for which `record_reference_gradient` is called once a step.
 
     Parameters of 16 bits are stepped in float32 arithmetic with float32 moments. A step with a gradient that is not
-    finite changes no parameter and no moment (`metrics` counts it); it counts as a step.
+    finite, or whose norm overflows, changes no parameter and no moment (`metrics` says so); it counts as a step.
 
     Args:
         params: parameters or parameter groups; every other argument but `exact` and `compile` can be set for a group.
@@ -61,7 +61,7 @@ class MARS(Optimizer):
             looks at m alone (lion, sgd, shampoo).
         orthogonal: how "shampoo" finds the orthogonal factor: "newton-schulz" (five iterations) or "svd" (exact, slow).
         factors: the statistics of "kronecker": "averaged" with the second beta, or "accumulated" over all steps.
-        refresh_interval: steps between new roots of these.
+        refresh_interval: steps between new roots of these, which are also found at steps 1, 2, 4, 8 and so on before.
         damping: added to their eigenvalues, relative to the largest.
         compile: whether to compile the step; None: where it pays and a compiler is found.
 
