@@ -7,9 +7,9 @@ optimizers see the same ones.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-import time
 from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -36,26 +36,37 @@ from optim import (
     record_reference_gradient,
     set_learning_rate,
 )
-from training import RunError
 from training.checkpoint import CheckpointFolder
-from training.device import autocast, peak_flops, pick_dtype, to_device
-from training.errors import explain
+from training.console import fail, say
+from training.device import autocast, peak_flops, pick_dtype, set_determinism, to_device
+from training.errors import report
 from training.evaluation import validation_loss
-from training.metrics import MetricsFile, TrainingClock, format_count, format_duration
-from training.processes import Processes, leave, local_rank_from_environment
-from training.record import changed_settings, check_folder, check_resume, config_of_run, start_lines, write_config
-from training.tracking import Tracker
+from training.folder import FolderLock, Status, check_folder
+from training.health import BadUpdates
+from training.metrics import TrainingClock
+from training.processes import Processes, leave
+from training.record import note_start, start_lines, write_config
+from training.reporter import Reporter
+from training.resume import changed_settings, load_for_resume
+from training.stopping import STOPPED, StopRequest
 
 USAGE = "usage: python train.py CONFIG.py [--key=value ...] (--help lists the keys)"
 
 
+UNSAVED = 74  # EX_IOERR of sysexits.h
+
+
 def main(arguments: list[str]) -> int:
-    """Trains as the command line says. Returns the exit status: 0, 2 for an error that the user can mend, 130 if
-    interrupted."""
+    """Trains as the command line says.
+
+    Returns:
+        the exit status: 0; 75 when the run was asked to stop and has to be started again to go on; 74 when it reached
+        its end but could not write all of its files; 2 for an error that the user can mend, 1 for others.
+    """
     if {"-h", "--help"} & set(arguments):
         print(f"{__doc__}\n{USAGE}\n\nkeys and defaults:\n{describe()}")
         return 0
-    processes = None
+    processes = training = None
     try:
         if not arguments or arguments[0].startswith("--"):
             raise ConfigError(f"no config; {USAGE}")
@@ -65,21 +76,13 @@ def main(arguments: list[str]) -> int:
         with closing(open_dataset(config.dataset, config.block_size, config.vocab_size)) as data:
             check_folder(config)
             processes.connect()
-            Training(resolve(config, processes), processes, data).run()
+            with FolderLock(Path(config.out_dir), processes):
+                training = Training(resolve(config, processes), processes, data)
+                status = training.run()
     except (Exception, KeyboardInterrupt) as error:
-        message, status = explain(error)
-        if message is None:
-            raise
-        # What is wrong for all processes is said once on each host; what befell one midway, by that process.
-        midway = processes is not None and processes.is_connected and not isinstance(error, ConfigError | RunError)
-        if not midway and local_rank_from_environment() > 0:
-            # torchrun ends all processes when the first one goes: that must be the one that speaks. If it has not gone
-            # after this time, it does not share the error.
-            time.sleep(10)
-        print(message, file=sys.stderr, flush=True)
-        return status
+        return report(error, processes, asked_to_stop=training is not None and training.stop.reason is not None)
     processes.close()
-    return 0
+    return status
 
 
 def resolve(config: TrainConfig, processes: Processes) -> TrainConfig:
@@ -97,7 +100,8 @@ class Training:
     """The parts of a run, and its loop."""
 
     def __init__(self, config: TrainConfig, processes: Processes, data: Dataset) -> None:
-        self.config, self.processes = config, processes
+        self.config, self.processes, self.data = config, processes, data
+        set_determinism(config.deterministic)
         if processes.device.type == "cuda" and config.dtype != "float32":
             torch.set_float32_matmul_precision("high")
         torch.manual_seed(config.seed)  # the same initial weights on every process
@@ -125,58 +129,100 @@ class Training:
         accumulation = config.accumulation_steps(processes.size)
         self.batches = TrainingBatches(data.train, accumulation=accumulation, seed=config.seed, **shares)
         self.validation = EvaluationBatches(data.val, **shares)
-        self.checkpoints = CheckpointFolder(Path(config.out_dir) / "checkpoints", config.keep_checkpoints)
 
-        self.update, self.best_val_loss, self.best_iter, seconds = self._restore()
-        self.clock = TrainingClock(seconds, processes.device)
-        self.tokens_per_update = config.total_batch_size * config.block_size
-        self._last_row = (self.update, seconds)
-        self.tracker: Tracker | None = None
-        self.data = data
+        folder = Path(config.out_dir)
+        self.checkpoints = CheckpointFolder(folder / "checkpoints", config.keep_checkpoints)
+        self.status = Status(folder, config.max_iters, writes=processes.is_main)
+        self.stop = StopRequest(config.stop_seconds, self._end_at_deadline, announce=processes.is_main)
+        self.stopping = False  # whether all processes know of the request
+        self.reporter: Reporter | None = None  # on the main process
+        self._restore()
 
-    def run(self) -> None:
-        """Trains until `max_iters` updates are done."""
+    def _restore(self) -> None:
+        """Sets the run's position: that of its newest checkpoint, or the start."""
+        config, saved = self.config, None
+        self.fingerprint = self.data.fingerprint()
+        if config.resume == "auto":
+            saved = load_for_resume(self.checkpoints, config, self.fingerprint, self.processes)
+        start: dict[str, Any] = {"iter": 0, "evaluated": -1, "best_val_loss": math.inf, "best_iter": 0, "time": 0.0}
+        position = saved or start | {"skipped": (0, 0)}
+        self.update, self.evaluated = position["iter"], position["evaluated"]
+        self.best_val_loss, self.best_iter = position["best_val_loss"], position["best_iter"]
+        self.clock = TrainingClock(position["time"], self.processes.device)
+        total, in_row = position["skipped"]
+        self.bad_updates = BadUpdates(config.max_bad_updates, total, in_row, speaks=self.processes.is_main)
+        self.last_save = (self.update, self.evaluated)
+        self.changed = changed_settings(saved["config"], config) if saved else []
+        if saved is not None:
+            self.model.load_state_dict(saved["model"])
+            load_optimizer_state(self.optimizer, saved["optimizer"])
+            if saved["scaler"]:  # empty where the run was not in float16 until now
+                self.scaler.load_state_dict(saved["scaler"])
+
+    def run(self) -> int:
+        """Trains until `max_iters` updates are done, or until asked to stop. Returns the exit status."""
+        if self.update >= self.config.max_iters and self.evaluated == self.update:
+            self._say(f"nothing to do: {self.update} of {self.config.max_iters} updates are done")
+            return 0
+        try:
+            with self.stop, closing(self.checkpoints):
+                self._open_outputs()
+                self._train()
+                return self._end()
+        except Exception as error:
+            self.status.write("failed", self.last_save[0], reason=str(error).partition("\n")[0])
+            raise
+
+    def _train(self) -> None:
         config = self.config
-        if self.update >= config.max_iters > 0:
-            self._say(f"nothing to do: {self.update} of {config.max_iters} updates are done")
-            return
-        if self.processes.is_main:
-            self._open_outputs()
-        if self.update == 0:
+        if self.evaluated < self.update and (self.update == 0 or self._due(config.eval_interval)):
+            # The start, or where a run was stopped before this evaluation.
             self._evaluate()
-            if config.max_iters == 0:
+            if self.update > 0 or config.max_iters == 0 or self.stopping:
                 self._save()
         self.clock.start()
-        while self.update < config.max_iters:
+        while self.update < config.max_iters and not self.stopping:
             self.update += 1
             lr = self._schedule()
             loss, grad_norm = self._train_once()
-            if self._due(config.log_interval) or self.update == 1:
-                self._log(loss, grad_norm, lr)
+            if self.reporter is not None and (self._due(config.log_interval) or self.update == 1):
+                self.reporter.training(self.update, loss, lr, grad_norm, self._figures())
 
-            evaluate = self._due(config.eval_interval)
+            evaluate = self._due(config.eval_interval) and not self.stopping
             save = self._due(config.checkpoint_interval)
-            if evaluate or save:
+            if evaluate or save or self.stopping:
                 self.clock.stop()
                 improved = evaluate and self._evaluate()
-                if save or improved:
+                if save or improved or self.stopping:
                     self._save()
                 self.clock.start()
-        self._close_outputs()
+        self.clock.stop()
 
-    def _train_once(self) -> tuple[Tensor, Tensor]:
-        """One update. Returns this process's mean loss and the norm of the whole gradient before clipping."""
+    def _train_once(self) -> tuple[float, float]:
+        """One update, unless loss or gradient are not finite. Returns the mean loss of all processes and the norm of
+        the gradient before clipping."""
         if self.config.exact:
             self._backward(self.update + 1)
             self._unscale_and_clip(self.reference_pass)
             record_reference_gradient(self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(self.update)
-        grad_norm = self._unscale_and_clip(self.optimizer)
-        self.scaler.step(self.optimizer)
+        local_loss = self._backward(self.update)
+        local_norm = self._unscale_and_clip(self.optimizer)
+        loss, grad_norm = self._agree(local_loss, local_norm)
+        excused = self.scaler.is_enabled() and math.isfinite(loss) and self.scaler.get_scale() > 1
+        if self.bad_updates.note(self.update, loss, grad_norm, excused):
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, grad_norm
+
+    def _agree(self, loss: Tensor, grad_norm: Tensor) -> tuple[float, float]:
+        """The mean loss and gradient norm, the same on all processes, which also learn here whether one was asked to
+        stop. Waits for the device, once an update: whether it may be made cannot be known earlier."""
+        size, asked = self.processes.size, self.stop.reason is not None
+        sums = self.processes.sum([*torch.stack([loss, grad_norm]).tolist(), float(asked)])
+        self.stopping = sums[2] > 0
+        return sums[0] / size, sums[1] / size
 
     def _backward(self, update: int) -> Tensor:
         """The gradient of the present weights on an update's batch, averaged over micro-batches and processes. Returns
@@ -215,111 +261,92 @@ class Training:
         """Whether something with this interval is due after this update; everything is after the last."""
         return self.update == self.config.max_iters or (interval > 0 and self.update % interval == 0)
 
-    def _log(self, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
-        """A training row. Reading the loss waits for the device, so that the time is that of finished work."""
-        mean_loss = self.processes.mean(loss)
-        if not self.processes.is_main:
-            return
-        seconds = self.clock.seconds()
-        since_update, since_seconds = self._last_row
-        self._last_row = (self.update, seconds)
-        rate = (self.update - since_update) * self.tokens_per_update / max(seconds - since_seconds, 1e-9)
-        row = {
-            "train/loss": mean_loss,
-            "lr": lr,
-            "grad_norm": grad_norm.item(),
-            "tokens_per_sec": rate,
-            **{name: value.item() for name, value in optimizer_metrics(self.optimizer).items()},
-        }
-        peak = peak_flops(self.processes.device, self.config.dtype)
-        if peak is not None:
-            row["mfu"] = rate * self.model.flops_per_token() / (peak * self.processes.size)
-        self._write(row)
-        left = (self.config.max_iters - self.update) * self.tokens_per_update / rate
-        self._say(
-            f"update {self.update:>{len(str(self.config.max_iters))}}/{self.config.max_iters}  loss {mean_loss:.4f}  "
-            f"lr {lr:.2e}  grad norm {row['grad_norm']:.2f}  {format_count(rate)} tokens/s  "
-            f"{format_duration(left)} left"
-        )
+    def _figures(self) -> dict[str, float]:
+        """What else a training row has."""
+        figures = {name: value.item() for name, value in optimizer_metrics(self.optimizer).items()}
+        return figures | ({"skipped_updates": self.bad_updates.total} if self.bad_updates.total else {})
 
     def _evaluate(self) -> bool:
-        """An evaluation row. Returns whether the loss is the best so far."""
-        loss = validation_loss(self.model, self.validation, self.processes, self.config.dtype)
+        """Evaluates, unless asked to stop meanwhile. Returns whether the loss is the best so far."""
+        loss = validation_loss(
+            self.model, self.validation, self.processes, self.config.dtype, lambda: self.stop.reason is not None
+        )
+        if loss is None:
+            self.stopping = True
+            return False
+        self.evaluated = self.update
         improved = loss < self.best_val_loss
         if improved:
             self.best_val_loss, self.best_iter = loss, self.update
-        if self.processes.is_main:
-            self._write({"val/loss": loss})
-            self._say(f"update {self.update}: validation loss {loss:.4f}{' (best so far)' if improved else ''}")
+        if self.reporter is not None:
+            self.reporter.evaluation(self.update, loss, improved)
         return improved
 
-    def _write(self, row: dict[str, Any]) -> None:
-        """A row to metrics.jsonl and wandb."""
-        place = {"iter": self.update, "tokens": self.update * self.tokens_per_update, "time": self.clock.seconds()}
-        if self.metrics.append(place | row) and self.tracker is not None:
-            self.tracker.log(place | row)
-
     def _save(self) -> None:
+        """A checkpoint of the present state, written while training goes on."""
         optimizer_state = self.optimizer.state_dict()  # a sharded one gathers it from all processes
         if self.processes.is_main:
-            path = self.checkpoints.save(
+            self.checkpoints.save(
                 {
                     "model": self.model.state_dict(),
                     "optimizer": optimizer_state,
                     "scaler": self.scaler.state_dict(),
                     "config": asdict(self.config),
+                    "data": self.fingerprint,
                     "iter": self.update,
+                    "evaluated": self.evaluated,
                     "best_val_loss": self.best_val_loss,
                     "best_iter": self.best_iter,
                     "time": self.clock.seconds(),
+                    "skipped": (self.bad_updates.total, self.bad_updates.in_row),
                 }
             )
-            self._say(f"update {self.update}: saved {path}")
-
-    def _restore(self) -> tuple[int, float, int, float]:
-        """Loads the newest checkpoint where there is one: updates done, best loss, its update, seconds of training."""
-        if self.config.resume != "auto":
-            return 0, float("inf"), 0, 0.0
-        folder = Path(self.config.out_dir)
-        saved = self.checkpoints.load_newest()
-        done = saved["iter"] if saved else 0
-        if self.processes.sum([float(done)]) != [float(done * self.processes.size)]:
-            raise RunError(
-                f"{folder.absolute()} holds other checkpoints on other hosts; all hosts must share the folder"
-            )
-        check_resume(saved["config"] if saved else config_of_run(folder), self.config, folder)
-        if saved is None:
-            return 0, float("inf"), 0, 0.0
-        self.model.load_state_dict(saved["model"])
-        load_optimizer_state(self.optimizer, saved["optimizer"])
-        if saved["scaler"]:  # empty where the run was not in float16 until now
-            self.scaler.load_state_dict(saved["scaler"])
-        self._say("\n".join([f"going on after update {done}", *changed_settings(saved["config"], self.config)]))
-        return done, saved["best_val_loss"], saved["best_iter"], saved["time"]
+        self.last_save = (self.update, self.evaluated)
 
     def _open_outputs(self) -> None:
-        config, folder = self.config, Path(self.config.out_dir)
-        record = write_config(config, self.processes, self.model.num_parameters(), self.data.describe())
-        print("\n".join(start_lines(config, self.processes, record, describe_groups(self.optimizer))), flush=True)
-        self.metrics = MetricsFile(folder / "metrics.jsonl")
-        if config.wandb_log:
-            self.tracker = Tracker(
-                project=config.wandb_project,
-                name=config.wandb_run_name or folder.absolute().name,
-                x_axis=config.wandb_x_axis,
-                folder=folder,
-                settings=record,
-            )
+        config, processes, folder = self.config, self.processes, Path(self.config.out_dir)
+        if not processes.is_main:
+            return
+        self.checkpoints.delete_leftovers()
+        record = write_config(config, processes, self.model.num_parameters(), self.data.describe())
+        note_start(folder, self.update, record, self.changed)
+        self.status.write("running", self.update)
+        say("\n".join(start_lines(config, processes, record, describe_groups(self.optimizer))))
+        if self.update > 0:
+            say("\n".join([f"going on after update {self.update}", *self.changed]))
+        peak = peak_flops(processes.device, config.dtype)
+        peak = peak * processes.size if peak is not None else None
+        self.reporter = Reporter(config, record, self.update, self.clock, self.model.flops_per_token(), peak)
 
-    def _close_outputs(self) -> None:
+    def _end(self) -> int:
+        """Waits for the last checkpoint, says how the run ended, and returns the exit status, the same on all."""
+        self.checkpoints.wait()
+        problems = list(self.checkpoints.failures)
+        done = self.update >= self.config.max_iters and not self.stopping
+        if self.reporter is not None:
+            self.status.write("finished" if done else "stopped", self.update, self.stop.reason)
+            problems += self.reporter.close()
+        for problem in problems:
+            fail(f"not written: {problem}")
+        unsaved = self.processes.any(bool(problems))
+        if done:
+            return UNSAVED if unsaved else 0
+        self._say(f"stopped after update {self.update}; --resume=auto goes on from there")
+        return STOPPED
+
+    def _end_at_deadline(self, reason: str) -> None:
+        """From another thread, when a request to stop could not be met in time."""
         if self.processes.is_main:
-            self.metrics.close()
-        if self.tracker is not None:
-            self.tracker.finish()
+            fail(
+                f"{reason}: no end after {self.config.stop_seconds:g} s; the last checkpoint is that of update "
+                f"{self.last_save[0]}, or the one before; --stop_seconds= gives more time"
+            )
+            # With several processes the reason can be that one of them has failed.
+            self.status.write("stopped" if self.processes.size == 1 else "failed", self.last_save[0], reason)
 
     def _say(self, line: str) -> None:
         if self.processes.is_main:
-            print(line, flush=True)
+            say(line)
 
 
 if __name__ == "__main__":

@@ -137,6 +137,10 @@ class TrainConfig:
     """updates between checkpoints; 0: only after the last update"""
     keep_checkpoints: Count = 2
     """how many of the newest checkpoints to keep, beside the best one"""
+    max_bad_updates: CountOrZero = 5
+    """an update whose loss or gradient norm is not finite is skipped; so many in a row end the run; 0: never"""
+    stop_seconds: Positive = 20.0
+    """seconds from SIGTERM, SIGINT or SIGUSR1 to the end: time to finish the update and save. torchrun waits for 30"""
     out_dir: Text = "runs/gpt2"
     """the run's folder: config.json, metrics.jsonl, checkpoints/"""
     resume: Literal["auto", "never"] | None = None
@@ -150,6 +154,9 @@ class TrainConfig:
     else float16; elsewhere float32"""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the model; auto: on CUDA"""
+    deterministic: bool = False
+    """ask torch for algorithms that give the same bits each time, so that a resume on CUDA is exact to the last one;
+    slower there, and no different on a CPU"""
 
     # --- wandb ---
     wandb_log: bool = False

@@ -97,6 +97,8 @@ class EvaluationBatches:
         windows = -(-(len(tokens) - 1) // block_size)
         batches = -(-windows // batch_size)
         self.mine = range(rank, batches, processes)
+        self.rounds = -(-batches // processes)
+        """batches of the process that has the most"""
 
     def __len__(self) -> int:
         """Batches of this process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -56,6 +57,16 @@ def pick_dtype(name: Dtype, device: torch.device) -> Dtype:
     if device.type != "cuda":
         return "float32"
     return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+
+def set_determinism(wanted: bool) -> None:
+    """Has torch, cuBLAS and the compiler choose the same algorithms each time, or lets them choose freely. To be called
+    before the device computes anything."""
+    torch.use_deterministic_algorithms(wanted)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
 
 
 def autocast(device: torch.device, dtype: str) -> AbstractContextManager[None]:

@@ -1,15 +1,17 @@
-"""A run's figures: rows in `metrics.jsonl`, lines on the console, and the clock behind both."""
+"""A run's figures: rows in `metrics.jsonl`, the clock behind them, and numbers as people read them."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from training.console import warn
 from training.device import synchronize
 
 KINDS = ("train/loss", "val/loss")  # a row is of the kind whose key it has
@@ -18,19 +20,21 @@ KINDS = ("train/loss", "val/loss")  # a row is of the kind whose key it has
 class MetricsFile:
     """`metrics.jsonl`: one JSON object a line, appended, with `iter` strictly increasing within a kind.
 
-    A run that goes on from a checkpoint computes some rows again; those that the file holds already are dropped.
+    A run that goes on from a checkpoint computes some rows again; those that the file holds already are dropped. Rows
+    that do not fit on the disk wait in memory and are written when there is room.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._last = dict.fromkeys(KINDS, -1)
+        self._waiting = b""
         if path.exists():
             content = path.read_bytes()
             for line in content.splitlines():
                 self._note(line)
             if content and not content.endswith(b"\n"):  # the process was killed while it wrote this line
-                with path.open("ab") as file:
-                    file.write(b"\n")
-        self._file = path.open("a", encoding="utf-8")
+                self._waiting = b"\n"
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 
     def _note(self, line: bytes) -> None:
         try:
@@ -45,20 +49,32 @@ class MetricsFile:
         """Writes a row, unless the file holds a later or equal one of its kind. Infinite numbers and NaN become null.
 
         Returns:
-            whether it was written.
+            whether it is new.
         """
         kind = next(kind for kind in KINDS if kind in row)
         if row["iter"] <= self._last[kind]:
             return False
         self._last[kind] = row["iter"]
         clean = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
-        self._file.write(json.dumps(clean) + "\n")
-        self._file.flush()
+        had_to_wait = len(self._waiting) > 1
+        self._waiting += json.dumps(clean).encode() + b"\n"
+        if (problem := self._write()) and not had_to_wait:
+            warn(f"{self._path.absolute()}: {problem}; rows wait in memory until there is room")
         return True
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+    def close(self) -> str | None:
+        """Closes the file. Returns what kept rows from being written, if some were not."""
+        problem = self._write()
+        os.close(self._file)
+        return f"{self._path.absolute()}: {problem}" if problem else None
+
+    def _write(self) -> str | None:
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+        except OSError as error:
+            return error.strerror
+        return None
 
 
 class TrainingClock:

@@ -10,9 +10,10 @@ from datetime import timedelta
 from typing import NoReturn
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from training.console import flush
 from training.device import pick_device
 
 TIMEOUT = timedelta(minutes=10)
@@ -100,9 +101,9 @@ class Processes:
         distributed.all_reduce(tensor)
         return tensor.tolist()
 
-    def mean(self, value: Tensor) -> float:
-        """A scalar tensor averaged over the processes. Waits for the device."""
-        return self.sum([value.item()])[0] / self.size
+    def any(self, value: bool) -> bool:
+        """Whether one process or more says yes; the same answer on all."""
+        return self.sum([float(value)])[0] > 0
 
     @property
     def _averages_by_hand(self) -> bool:
@@ -115,9 +116,8 @@ def leave(status: int) -> NoReturn:
     One of several processes ends without Python's finalisation: gloo's threads may still hold tensors then, and abort a
     process that has done all its work (pytorch/pytorch#179291), so that torchrun calls a finished run failed.
     """
+    flush()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
 

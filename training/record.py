@@ -1,84 +1,26 @@
-"""What a run writes about itself: its folder, `config.json`, and the lines at its start."""
+"""What a run writes about itself at its start: `config.json`, `starts.jsonl`, and lines on the console."""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from configs import TrainConfig
-from training import RunError, __version__
+from training import __version__
 from training.device import device_name
+from training.folder import write_json
 from training.metrics import format_count
 from training.processes import Processes
 
 ROOT = Path(__file__).resolve().parents[1]
-
-# A run goes on only with the model, the batches and the kind of optimizer state that it began with.
-FIXED_KEYS = (
-    *("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "bias", "scale_attn_by_inverse_layer_idx"),
-    *("dataset", "total_batch_size", "seed", "optimizer", "exact", "embedding_adamw", "mars_last_grad"),
-)
-
-
-def check_folder(config: TrainConfig) -> None:
-    """Refuses to mix a new run into the folder of another.
-
-    Raises:
-        RunError: the folder holds a run and `resume` is not auto, or it cannot be written.
-    """
-    folder = Path(config.out_dir).absolute()
-    checkpoints = folder / "checkpoints"
-    if config.resume != "auto" and any((folder / name).exists() for name in ("metrics.jsonl", "config.json")):
-        raise RunError(f"{folder} holds a run already; --resume=auto continues it, or choose another --out_dir")
-    try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{checkpoints}: cannot be made: {error.strerror}; choose another --out_dir") from None
-    for place in (folder, checkpoints):
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise RunError(f"{place}: no permission to write there; choose another --out_dir")
-
-
-def check_resume(saved: dict[str, Any], config: TrainConfig, folder: Path) -> None:
-    """Holds the config that a run had against the present one.
-
-    Raises:
-        RunError: the model, the order of the data or the optimizer's state would change.
-    """
-    changed = [key for key in FIXED_KEYS if key in saved and saved[key] != getattr(config, key)]
-    if changed:
-        key = changed[0]
-        raise RunError(
-            f"{folder.absolute()} was trained with {key}={saved[key]!r}, now it is {getattr(config, key)!r}; "
-            f"set --{key}={saved[key]}, or choose another --out_dir"
-        )
-
-
-def changed_settings(saved: dict[str, Any], config: TrainConfig) -> list[str]:
-    """A line for each key whose value is another one from here on; `out_dir` and `resume` say nothing of the run."""
-    now = asdict(config)
-    return [
-        f"changed     {key}: {saved[key]} until now, {now[key]} from here on"
-        for key in now
-        if key in saved and key not in ("out_dir", "resume") and saved[key] != now[key]
-    ]
-
-
-def config_of_run(folder: Path) -> dict[str, Any]:
-    """What `config.json` says; nothing where it is missing or damaged."""
-    try:
-        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def write_config(config: TrainConfig, processes: Processes, parameters: int, data: dict[str, Any]) -> dict[str, Any]:
@@ -98,11 +40,17 @@ def write_config(config: TrainConfig, processes: Processes, parameters: int, dat
         "device_name": device_name(processes.device),
         "host": platform.node(),
     }
-    path = Path(config.out_dir) / "config.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_json(Path(config.out_dir) / "config.json", record)
     return record
+
+
+def note_start(folder: Path, update: int, record: dict[str, Any], changed: list[str]) -> None:
+    """Adds a line to `starts.jsonl`: `config.json` only has the last start's settings."""
+    keys = ("command", "code_version", "torch_version", "host", "device_name", "processes")
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    line = {"iter": update, "time": now, **{key: record[key] for key in keys}, "changed": changed}
+    with (folder / "starts.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def start_lines(config: TrainConfig, processes: Processes, record: dict[str, Any], groups: list[str]) -> list[str]:
@@ -126,6 +74,7 @@ def start_lines(config: TrainConfig, processes: Processes, record: dict[str, Any
         f"at update {config.decay_iters:,}",
         *(f"            {group}" for group in groups),
     ]
+    lines.append(f"resume      {_exactness(config, processes)}")
     if config.decay_iters != config.max_iters:
         lines.append(
             f"note        lr_decay_iters={config.decay_iters} differs from max_iters={config.max_iters}: the learning "
@@ -134,6 +83,18 @@ def start_lines(config: TrainConfig, processes: Processes, record: dict[str, Any
     if config.warmup_iters >= config.max_iters > 0:
         lines.append(f"note        the run ends within its warm-up of {config.warmup_iters} updates")
     return lines
+
+
+def _exactness(config: TrainConfig, processes: Processes) -> str:
+    """What a resume can promise."""
+    if processes.device.type == "cpu":
+        return "exact to the last bit, with the same processes, micro-batch and machine"
+    if config.deterministic and processes.device.type == "cuda":
+        return (
+            "exact to the last bit as far as torch can be deterministic, with the same processes, micro-batch and "
+            "machine; slower, most of all the backward pass of attention"
+        )
+    return "exact in data and state, not in the last bits; --deterministic=True asks torch for those too, and is slower"
 
 
 def _code_version() -> str | None:

@@ -54,6 +54,7 @@ def test_config_json_records_what_was_used(run_train: Train, dataset: Path) -> N
         == GPT(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=64)).num_parameters()
     )
     assert record["torch_version"] == torch.__version__
+    assert len(record["data"].pop("fingerprint")) == 32
     assert record["data"] == {
         "path": str(dataset),
         "train_tokens": 5000,

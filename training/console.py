@@ -1,0 +1,48 @@
+"""What a run prints. A log on a full disk, or a reader that is gone, does not end it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+
+def say(line: str) -> None:
+    """A line, or several, on standard output."""
+    _print(line, sys.stdout)
+
+
+def warn(line: str) -> None:
+    """A warning on standard error."""
+    _print(f"warning: {line}", sys.stderr)
+
+
+def fail(line: str) -> None:
+    """An error on standard error."""
+    _print(f"error: {line}", sys.stderr)
+
+
+def flush() -> None:
+    """Sends what is still held back, or drops it: Python itself would end with a status of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _drop(stream)
+
+
+def _print(line: str, stream: TextIO) -> None:
+    try:
+        stream.write(line + "\n")  # in one call, so that lines of several threads do not mix
+        stream.flush()
+    except BrokenPipeError:
+        _drop(stream)
+    except OSError:
+        pass
+
+
+def _drop(stream: TextIO) -> None:
+    """Sends a stream nowhere from here on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

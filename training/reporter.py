@@ -1,0 +1,82 @@
+"""What a run reports of its course: rows in `metrics.jsonl` and wandb, lines on the console."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from configs import TrainConfig
+from training.console import say
+from training.metrics import MetricsFile, TrainingClock, format_count, format_duration
+from training.tracking import Tracker
+
+
+class Reporter:
+    """Of the main process, for all.
+
+    Args:
+        config: of the run.
+        record: what `config.json` has.
+        update: updates done before.
+        clock: seconds of training.
+        flops_per_token: of a forward and backward pass.
+        peak_flops: operations a second that all devices together could reach; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        record: dict[str, Any],
+        update: int,
+        clock: TrainingClock,
+        flops_per_token: float,
+        peak_flops: float | None,
+    ) -> None:
+        folder = Path(config.out_dir)
+        self.config, self.clock = config, clock
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self.tokens_per_update = config.total_batch_size * config.block_size
+        self._last_row = (update, clock.seconds())
+        self._metrics = MetricsFile(folder / "metrics.jsonl")
+        self._tracker: Tracker | None = None
+        if config.wandb_log:
+            self._tracker = Tracker(
+                project=config.wandb_project,
+                name=config.wandb_run_name or folder.absolute().name,
+                x_axis=config.wandb_x_axis,
+                folder=folder,
+                settings=record,
+            )
+
+    def training(self, update: int, loss: float, lr: float, grad_norm: float, figures: dict[str, float]) -> None:
+        """A training row, with the optimizer's `figures`."""
+        seconds = self.clock.seconds()
+        since_update, since_seconds = self._last_row
+        self._last_row = (update, seconds)
+        rate = (update - since_update) * self.tokens_per_update / max(seconds - since_seconds, 1e-9)
+        row = {"train/loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens_per_sec": rate, **figures}
+        if self.peak_flops is not None:
+            row["mfu"] = rate * self.flops_per_token / self.peak_flops
+        self._write(update, row)
+        last = self.config.max_iters
+        say(
+            f"update {update:>{len(str(last))}}/{last}  loss {loss:.4f}  lr {lr:.2e}  grad norm {grad_norm:.2f}  "
+            f"{format_count(rate)} tokens/s  {format_duration((last - update) * self.tokens_per_update / rate)} left"
+        )
+
+    def evaluation(self, update: int, loss: float, improved: bool) -> None:
+        """An evaluation row."""
+        self._write(update, {"val/loss": loss})
+        say(f"update {update}: validation loss {loss:.4f}{' (best so far)' if improved else ''}")
+
+    def close(self) -> list[str]:
+        """Ends the files, and the run in wandb. Returns what could not be written."""
+        problem = self._metrics.close()
+        if self._tracker is not None:
+            self._tracker.finish()
+        return [problem] if problem else []
+
+    def _write(self, update: int, row: dict[str, Any]) -> None:
+        place = {"iter": update, "tokens": update * self.tokens_per_update, "time": self.clock.seconds()}
+        if self._metrics.append(place | row) and self._tracker is not None:
+            self._tracker.log(place | row)

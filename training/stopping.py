@@ -1,0 +1,97 @@
+"""Requests to stop: the signals that a scheduler, torchrun or a person sends, and the end of torchrun itself.
+
+SIGTERM, SIGINT and SIGUSR1 do not end the process; they ask it to finish the update, to save, and to go. A thread takes
+them, since Python's own handlers wait as long as the main thread is in one call, and a collective operation with a
+process that is gone can be a long one. The thread also ends the process when stopping takes too long: torchrun kills
+its processes 30 s after SIGTERM. torchrun itself dies at once of SIGUSR1 (unless started with
+`--signals_to_handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`) and of SIGKILL; its processes then see that their parent
+has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from training.console import fail, flush, say
+
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: not finished, to be started again
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+ENOUGH = 1.0  # seconds after which a second Ctrl-C is meant: torchrun passes on the first
+
+
+class StopRequest:
+    """Listens within a `with` block.
+
+    Args:
+        seconds: from a request to the end of the process, whatever it is doing then.
+        at_deadline: called with the reason before that end, from another thread.
+        announce: whether to print that a request has come.
+    """
+
+    def __init__(self, seconds: float, at_deadline: Callable[[str], None], announce: bool = True) -> None:
+        self.reason: str | None = None
+        """SIGTERM, SIGINT, SIGUSR1 or "the end of torchrun"; None as long as nothing asks to stop"""
+        self._seconds, self._at_deadline, self._announce = seconds, at_deadline, announce
+        self._since = 0.0
+        self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+    def __enter__(self) -> StopRequest:
+        self._before: dict[signal.Signals, Any] = {}
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, lambda *_: None)
+                signal.siginterrupt(number, False)
+            self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._listen, name="stop requests", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before:
+            signal.set_wakeup_fd(self._wakeup)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+        os.close(self._writing)
+        self._thread.join()
+        os.close(self._reading)
+
+    def _listen(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._reading], [], [], 0.5)
+            if ready:
+                numbers = os.read(self._reading, 64)
+                if not numbers:  # closed at the end of the block
+                    return
+                for number in numbers:
+                    self._take(number)
+            if self._parent is not None and os.getppid() != self._parent:
+                self._ask("the end of torchrun")
+            if self.reason is not None and time.monotonic() - self._since > self._seconds:
+                self._at_deadline(self.reason)
+                flush()
+                os._exit(STOPPED)
+
+    def _take(self, number: int) -> None:
+        if number not in SIGNALS:
+            return
+        if number == signal.SIGINT and self.reason is not None and time.monotonic() - self._since > ENOUGH:
+            fail("interrupted again: ended at once, without a checkpoint")
+            flush()
+            os._exit(128 + signal.SIGINT)
+        self._ask(signal.Signals(number).name)
+
+    def _ask(self, reason: str) -> None:
+        if self.reason is None:
+            self._since = time.monotonic()
+            self.reason = reason
+            if self._announce:
+                again = "; once more ends at once" if reason == "SIGINT" else ""
+                say(f"{reason}: finishing this update, then saving{again}")
