@@ -39,7 +39,7 @@ from optim import (
 from training.checkpoint import CheckpointFolder
 from training.console import fail, say
 from training.device import autocast, peak_flops, pick_dtype, set_determinism, to_device
-from training.errors import report
+from training.errors import in_a_line, report
 from training.evaluation import validation_loss
 from training.folder import FolderLock, Status, check_folder
 from training.health import BadUpdates
@@ -170,7 +170,7 @@ class Training:
                 self._train()
                 return self._end()
         except Exception as error:
-            self.status.write("failed", self.last_save[0], reason=str(error).partition("\n")[0])
+            self.status.write("failed", self.last_save[0], in_a_line(error))
             raise
 
     def _train(self) -> None:
@@ -324,7 +324,8 @@ class Training:
         problems = list(self.checkpoints.failures)
         done = self.update >= self.config.max_iters and not self.stopping
         if self.reporter is not None:
-            self.status.write("finished" if done else "stopped", self.update, self.stop.reason)
+            reason = None if done else self.stop.reason or "a signal to another process"
+            self.status.write("finished" if done else "stopped", self.update, reason)
             problems += self.reporter.close()
         for problem in problems:
             fail(f"not written: {problem}")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 
 import train
+from tests.fresh import run_fresh
 from tests.helpers import write_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 VOCABULARY = 64
 
 # A model that makes an update in milliseconds.
@@ -87,22 +90,40 @@ class Train:
         self, *overrides: str, out: str = "run", processes: int | None = None, path: Path | None = None
     ) -> Outcome:
         folder = self.folder(out)
-        arguments = [str(path or self.config), f"--out_dir={folder}", *overrides]
+        arguments = self._arguments(overrides, out, path)
         if processes is None:
             stdout, stderr = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
                 status = train.main(arguments)
             return Outcome(status, stdout.getvalue(), stderr.getvalue(), folder)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         done = subprocess.run(
-            [*torchrun, str(ROOT / "train.py"), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            self._command(arguments, processes), capture_output=True, text=True, timeout=120, cwd=ROOT, env=ENVIRONMENT
         )
         return Outcome(done.returncode, done.stdout, done.stderr, folder)
+
+    def fresh(self, *overrides: str, out: str = "run", processes: int = 1) -> Outcome:
+        """In new processes, one run together, without torchrun. The status is the highest."""
+        logs = self.root / "logs" / out
+        statuses = run_fresh(self._arguments(overrides, out, None), logs, processes)
+        texts = ["".join((logs / f"{name}-{k}").read_text() for k in range(processes)) for name in ("stdout", "stderr")]
+        return Outcome(max(statuses, key=abs), *texts, self.folder(out))
+
+    def start(
+        self, *overrides: str, out: str = "run", processes: int | None = None, program: Path = ROOT / "train.py"
+    ) -> subprocess.Popen[str]:
+        """Starts a run as a shell would, alone or under torchrun, and returns at once."""
+        command = self._command(self._arguments(overrides, out, None), processes, program)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT
+        )
+
+    def _arguments(self, overrides: Sequence[str], out: str, path: Path | None) -> list[str]:
+        return [str(path or self.config), f"--out_dir={self.folder(out)}", *overrides]
+
+    @staticmethod
+    def _command(arguments: list[str], processes: int | None, program: Path = ROOT / "train.py") -> list[str]:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        return [sys.executable, *(torchrun if processes else []), str(program), *arguments]
 
 
 @pytest.fixture

@@ -30,16 +30,16 @@ def report(error: BaseException, processes: Processes | None, asked_to_stop: boo
         the exit status.
     """
     connected = processes is not None and processes.is_connected
+    message, status = explain(error)
     if connected and is_lost_connection(error):
         if not asked_to_stop:
             time.sleep(SILENCE)
-            fail(f"another process of this run is gone ({_first_line(error)})")
-        return 1
+            fail(f"{message} ({_first_line(error)})")
+        return status
     # What is wrong for all processes is said once on each host; what befell one midway, by that process.
     midway = connected and not isinstance(error, ConfigError | RunError)
     if not midway and local_rank_from_environment() > 0:
         time.sleep(SILENCE)  # if it has not gone after this time, it does not share the error
-    message, status = explain(error)
     if message is None:
         traceback.print_exception(error)
         flush()
@@ -59,7 +59,14 @@ def explain(error: BaseException) -> tuple[str | None, int]:
         return f"{place}{error.strerror or error}", 2
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return f"out of memory; lower --batch_size, or the model's size ({_first_line(error)})", 2
+    if is_lost_connection(error):
+        return "another process of this run is gone", 1
     return None, 1
+
+
+def in_a_line(error: BaseException) -> str:
+    """What `status.json` says of it."""
+    return explain(error)[0] or f"{type(error).__name__}: {_first_line(error)}"
 
 
 def is_lost_connection(error: BaseException) -> bool:

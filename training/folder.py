@@ -92,6 +92,23 @@ class FolderLock:
             time.sleep(0.2)
 
 
+def is_locked(folder: Path) -> bool | None:
+    """Whether a run is going on in a folder; None where that cannot be known."""
+    try:
+        file = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False
+
+
 class Status:
     """`status.json`: how the run stands, for scripts. torchrun ends with 1 whenever its processes end with another
     status than 0, so that its own status says less.
