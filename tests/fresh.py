@@ -1,5 +1,5 @@
-"""Runs of train.py in processes that are as new as those a shell starts, without the seconds that imports take: they are
-forked from a server that has imported train.py and done nothing with it."""
+"""Runs of train.py in processes that are as new as those a shell starts, without the seconds that imports take: forked
+from a server that has imported train.py and done nothing with it."""
 
 import contextlib
 import multiprocessing
