@@ -45,7 +45,7 @@ from training.folder import FolderLock, Status, check_folder
 from training.health import BadUpdates
 from training.metrics import TrainingClock
 from training.processes import Processes, leave
-from training.record import note_start, start_lines, write_config
+from training.record import announce
 from training.reporter import Reporter
 from training.resume import changed_settings, load_for_resume
 from training.stopping import STOPPED, StopRequest
@@ -304,19 +304,16 @@ class Training:
         self.last_save = (self.update, self.evaluated)
 
     def _open_outputs(self) -> None:
-        config, processes, folder = self.config, self.processes, Path(self.config.out_dir)
+        config, processes, model = self.config, self.processes, self.model
         if not processes.is_main:
             return
         self.checkpoints.delete_leftovers()
-        record = write_config(config, processes, self.model.num_parameters(), self.data.describe())
-        note_start(folder, self.update, record, self.changed)
+        facts: dict[str, Any] = {"parameters": model.num_parameters(), "data": self.data.describe()}
+        record = announce(config, processes, self.update, self.changed, groups=describe_groups(self.optimizer), **facts)
         self.status.write("running", self.update)
-        say("\n".join(start_lines(config, processes, record, describe_groups(self.optimizer))))
-        if self.update > 0:
-            say("\n".join([f"going on after update {self.update}", *self.changed]))
         peak = peak_flops(processes.device, config.dtype)
         peak = peak * processes.size if peak is not None else None
-        self.reporter = Reporter(config, record, self.update, self.clock, self.model.flops_per_token(), peak)
+        self.reporter = Reporter(config, record, self.update, self.clock, model.flops_per_token(), peak)
 
     def _end(self) -> int:
         """Waits for the last checkpoint, says how the run ended, and returns the exit status, the same on all."""

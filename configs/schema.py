@@ -140,11 +140,12 @@ class TrainConfig:
     max_bad_updates: CountOrZero = 5
     """an update whose loss or gradient norm is not finite is skipped; so many in a row end the run; 0: never"""
     stop_seconds: Positive = 20.0
-    """seconds from SIGTERM, SIGINT or SIGUSR1 to the end: time to finish the update and save. torchrun waits for 30"""
+    """seconds from a signal (SIGTERM, SIGINT, SIGUSR1, SIGHUP) to the end at the latest: time to finish the update and
+    save. torchrun waits for 30"""
     out_dir: Text = "runs/gpt2"
     """the run's folder: config.json, metrics.jsonl, checkpoints/"""
     resume: Literal["auto", "never"] | None = None
-    """when out_dir holds a run already: auto goes on with it; never and none refuse"""
+    """auto: go on with the run in out_dir, start it where there is none; never and none: refuse a folder that has one"""
 
     # --- machine ---
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$")] = "auto"

@@ -15,6 +15,7 @@ import torch
 
 from configs import TrainConfig
 from training import __version__
+from training.console import say
 from training.device import device_name
 from training.folder import write_json
 from training.metrics import format_count
@@ -44,13 +45,38 @@ def write_config(config: TrainConfig, processes: Processes, parameters: int, dat
     return record
 
 
-def note_start(folder: Path, update: int, record: dict[str, Any], changed: list[str]) -> None:
-    """Adds a line to `starts.jsonl`: `config.json` only has the last start's settings."""
+def announce(
+    config: TrainConfig,
+    processes: Processes,
+    update: int,
+    changed: list[str],
+    *,
+    parameters: int,
+    data: dict[str, Any],
+    groups: list[str],
+) -> dict[str, Any]:
+    """Writes `config.json`, a line of `starts.jsonl` (`config.json` has the settings of the last start only), and the
+    lines that a run prints at its start.
+
+    Args:
+        update: updates done before.
+        changed: a line for each setting that is new.
+        parameters: of the model.
+        data: what `Dataset.describe` says.
+        groups: a line for each group of the optimizer.
+
+    Returns:
+        what `config.json` has.
+    """
+    record = write_config(config, processes, parameters, data)
     keys = ("command", "code_version", "torch_version", "host", "device_name", "processes")
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     line = {"iter": update, "time": now, **{key: record[key] for key in keys}, "changed": changed}
-    with (folder / "starts.jsonl").open("a", encoding="utf-8") as file:
+    with (Path(config.out_dir) / "starts.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
+    lines = start_lines(config, processes, record, groups)
+    say("\n".join([*lines, f"going on after update {update}", *changed] if update > 0 else lines))
+    return record
 
 
 def start_lines(config: TrainConfig, processes: Processes, record: dict[str, Any], groups: list[str]) -> list[str]:

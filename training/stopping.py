@@ -1,9 +1,9 @@
 """Requests to stop: the signals that a scheduler, torchrun or a person sends, and the end of torchrun itself.
 
-SIGTERM, SIGINT and SIGUSR1 do not end the process; they ask it to finish the update, to save, and to go. A thread takes
-them, since Python's own handlers wait as long as the main thread is in one call, and a collective operation with a
-process that is gone can be a long one. The thread also ends the process when stopping takes too long: torchrun kills
-its processes 30 s after SIGTERM. torchrun itself dies at once of SIGUSR1 (unless started with
+SIGTERM, SIGINT, SIGUSR1 and SIGHUP do not end the process; they ask it to finish the update, to save, and to go. A
+thread takes them, since Python's own handlers wait as long as the main thread is in one call, and a collective
+operation with a process that is gone can be a long one. The thread also ends the process when stopping takes too long:
+torchrun kills its processes 30 s after SIGTERM. torchrun itself dies at once of SIGUSR1 (unless started with
 `--signals_to_handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`) and of SIGKILL; its processes then see that their parent
 has changed.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from training.console import fail, flush, say
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: not finished, to be started again
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 ENOUGH = 1.0  # seconds after which a second Ctrl-C is meant: torchrun passes on the first
 
 
@@ -36,7 +36,7 @@ class StopRequest:
 
     def __init__(self, seconds: float, at_deadline: Callable[[str], None], announce: bool = True) -> None:
         self.reason: str | None = None
-        """SIGTERM, SIGINT, SIGUSR1 or "the end of torchrun"; None as long as nothing asks to stop"""
+        """SIGTERM, SIGINT, SIGUSR1, SIGHUP or "the end of torchrun"; None as long as nothing asks to stop"""
         self._seconds, self._at_deadline, self._announce = seconds, at_deadline, announce
         self._since = 0.0
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
@@ -47,6 +47,8 @@ class StopRequest:
         os.set_blocking(self._writing, False)
         if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
             for number in SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # nohup
                 self._before[number] = signal.signal(number, lambda *_: None)
                 signal.siginterrupt(number, False)
             self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
