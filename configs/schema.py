@@ -145,7 +145,7 @@ class TrainConfig:
     out_dir: Text = "runs/gpt2"
     """the run's folder: config.json, metrics.jsonl, checkpoints/"""
     resume: Literal["auto", "never"] | None = None
-    """auto: go on with the run in out_dir, start it where there is none; never and none: refuse a folder that has one"""
+    """auto: go on with the run in out_dir, start it where there is none; never, none: refuse a folder that has one"""
 
     # --- machine ---
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$")] = "auto"
