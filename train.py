@@ -60,8 +60,8 @@ def main(arguments: list[str]) -> int:
     """Trains as the command line says.
 
     Returns:
-        the exit status: 0; 75 when the run was asked to stop and has to be started again to go on; 74 when it reached
-        its end but could not write all of its files; 2 for an error that the user can mend, 1 for others.
+        the exit status: 0; 75 when the run was asked to stop and has to be started again to go on; 74 when it could not
+        write all of its files; 2 for an error that the user can mend, 1 for others.
     """
     if {"-h", "--help"} & set(arguments):
         print(f"{__doc__}\n{USAGE}\n\nkeys and defaults:\n{describe()}")
@@ -135,6 +135,7 @@ class Training:
         self.status = Status(folder, config.max_iters, writes=processes.is_main)
         self.stop = StopRequest(config.stop_seconds, self._end_at_deadline, announce=processes.is_main)
         self.stopping = False  # whether all processes know of the request
+        self.ended = False  # whether everything that matters is on the disk
         self.reporter: Reporter | None = None  # on the main process
         self._restore()
 
@@ -163,6 +164,7 @@ class Training:
         """Trains until `max_iters` updates are done, or until asked to stop. Returns the exit status."""
         if self.update >= self.config.max_iters and self.evaluated == self.update:
             self._say(f"nothing to do: {self.update} of {self.config.max_iters} updates are done")
+            self.status.confirm_finished(self.update)
             return 0
         try:
             with self.stop, closing(self.checkpoints):
@@ -318,23 +320,28 @@ class Training:
     def _end(self) -> int:
         """Waits for the last checkpoint, says how the run ended, and returns the exit status, the same on all."""
         self.checkpoints.wait()
-        problems = list(self.checkpoints.failures)
         done = self.update >= self.config.max_iters and not self.stopping
+        problems = list(self.checkpoints.failures)
         if self.reporter is not None:
-            reason = None if done else self.stop.reason or "a signal to another process"
-            self.status.write("finished" if done else "stopped", self.update, reason)
             problems += self.reporter.close()
-        for problem in problems:
-            fail(f"not written: {problem}")
+            for problem in problems:
+                fail(f"not written: {problem}")
+            if problems:
+                self.status.write("failed", self.update, f"not written: {problems[-1]}")
+            elif done:
+                self.status.write("finished", self.update)
+            else:
+                self.status.write("stopped", self.update, self.stop.reason or "a signal to another process")
+            self.ended = True
+            self.reporter.finish_tracking()
+        if not done:
+            self._say(f"stopped after update {self.update}; --resume=auto goes on from there")
         unsaved = self.processes.any(bool(problems))
-        if done:
-            return UNSAVED if unsaved else 0
-        self._say(f"stopped after update {self.update}; --resume=auto goes on from there")
-        return STOPPED
+        return UNSAVED if unsaved else 0 if done else STOPPED
 
     def _end_at_deadline(self, reason: str) -> None:
         """From another thread, when a request to stop could not be met in time."""
-        if self.processes.is_main:
+        if self.processes.is_main and not self.ended:
             fail(
                 f"{reason}: no end after {self.config.stop_seconds:g} s; the last checkpoint is that of update "
                 f"{self.last_save[0]}, or the one before; --stop_seconds= gives more time"

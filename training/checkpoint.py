@@ -142,11 +142,12 @@ def _write_whole(target: Path, checkpoint: dict[str, Any]) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name itself
-    finally:
-        os.close(folder)
+    with suppress(OSError):  # some file systems cannot do this for a folder
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name itself
+        finally:
+            os.close(folder)
 
 
 def _to_host(tree: Any) -> Any:

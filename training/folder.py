@@ -146,6 +146,11 @@ class Status:
         except OSError as error:
             warn(f"{self._path.absolute()} could not be written: {error.strerror}")
 
+    def confirm_finished(self, update: int) -> None:
+        """Writes that the run is finished, unless the file says so: it does not after a kill at the very end."""
+        if read_status(self._path.parent).get("state") != "finished":
+            self.write("finished", update)
+
 
 def read_status(folder: Path) -> dict[str, Any]:
     """What `status.json` says; nothing where it is missing or damaged."""

@@ -70,11 +70,14 @@ class Reporter:
         say(f"update {update}: validation loss {loss:.4f}{' (best so far)' if improved else ''}")
 
     def close(self) -> list[str]:
-        """Ends the files, and the run in wandb. Returns what could not be written."""
+        """Ends `metrics.jsonl`. Returns what could not be written."""
         problem = self._metrics.close()
+        return [problem] if problem else []
+
+    def finish_tracking(self) -> None:
+        """Ends the run in wandb, which may take as long as its network does."""
         if self._tracker is not None:
             self._tracker.finish()
-        return [problem] if problem else []
 
     def _write(self, update: int, row: dict[str, Any]) -> None:
         place = {"iter": update, "tokens": update * self.tokens_per_update, "time": self.clock.seconds()}
