@@ -172,7 +172,8 @@ class Training:
                 self._train()
                 return self._end()
         except Exception as error:
-            self.status.write("failed", self.last_save[0], in_a_line(error))
+            if not self.ended:  # after that, others may be gone
+                self.status.write("failed", self.last_save[0], in_a_line(error))
             raise
 
     def _train(self) -> None:

@@ -38,7 +38,7 @@ def start_fresh(
     """Starts them and returns at once."""
     os.environ["PYTHONPATH"] = str(ROOT)  # how the server finds train.py
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train"])
+    context.set_forkserver_preload(["train", "torch._inductor"])  # DDP and others import that
     output.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     workers: list[multiprocessing.process.BaseProcess] = []

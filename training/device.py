@@ -62,7 +62,8 @@ def pick_dtype(name: Dtype, device: torch.device) -> Dtype:
 def set_determinism(wanted: bool) -> None:
     """Has torch, cuBLAS and the compiler choose the same algorithms each time, or lets them choose freely. To be called
     before the device computes anything."""
-    torch.use_deterministic_algorithms(wanted)
+    if wanted != torch.are_deterministic_algorithms_enabled():  # setting it imports the compiler
+        torch.use_deterministic_algorithms(wanted)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
