@@ -77,6 +77,7 @@ def main(arguments: list[str]) -> int:
             check_folder(config)
             processes.connect()
             with FolderLock(Path(config.out_dir), processes):
+                check_folder(config)  # again: another run may have been there until now
                 training = Training(resolve(config, processes), processes, data)
                 status = training.run()
     except (Exception, KeyboardInterrupt) as error:
@@ -192,7 +193,9 @@ class Training:
                 self.reporter.training(self.update, loss, lr, grad_norm, self._figures())
 
             evaluate = self._due(config.eval_interval) and not self.stopping
-            save = self._due(config.checkpoint_interval)
+            # Weights that only lead to bad updates must not take the place of good ones.
+            good = self.bad_updates.in_row == 0 or self.update == config.max_iters
+            save = self._due(config.checkpoint_interval) and good
             if evaluate or save or self.stopping:
                 self.clock.stop()
                 improved = evaluate and self._evaluate()

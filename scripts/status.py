@@ -13,7 +13,10 @@ so that a script that runs torchrun, whose own status is 1 for anything but succ
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -21,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from training.folder import is_locked, read_status
 
 STATUS = {"finished": 0, "stopped": 75, "running": 3, "failed": 1, "killed": 1, "not started": 1}
+TAIL = 4096  # bytes; more than the last row of metrics.jsonl
 WORST = ("failed", "killed", "not started", "running", "stopped", "finished")
 
 
@@ -33,9 +37,8 @@ def main(arguments: list[str]) -> int:
         status = read_status(run)
         state = state_of(run, status.get("state"))
         states.append(state)
-        updates = f"{status['iter']:,} of {status['max_iters']:,} updates" if "iter" in status else ""
-        details = [updates, checkpoint_of(run), status.get("reason") or "", status.get("time", "")]
-        print(f"{run}: {state}; " + "; ".join(filter(None, details)))
+        details = [progress(run, status), checkpoint_of(run), status.get("reason"), status.get("time")]
+        print(f"{run}: {state}; " + "; ".join(part for part in details if isinstance(part, str) and part))
     return STATUS[min(states, key=WORST.index)]
 
 
@@ -44,6 +47,17 @@ def state_of(run: Path, recorded: object) -> str:
     if recorded == "running" and is_locked(run) is False:
         return "killed"
     return recorded if isinstance(recorded, str) and recorded in STATUS else "not started"
+
+
+def progress(run: Path, status: dict[str, object]) -> str:
+    """The last update that is known of: while a run goes on, its last row has it."""
+    updates, last = [status.get("iter")], status.get("max_iters")
+    with suppress(OSError, ValueError, IndexError, RecursionError), (run / "metrics.jsonl").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        row = json.loads(file.read().splitlines()[-1])
+        updates.append(row.get("iter") if isinstance(row, dict) else None)
+    known = [update for update in updates if isinstance(update, int)]
+    return f"{max(known):,} of {last:,} updates" if known and isinstance(last, int) else ""
 
 
 def checkpoint_of(run: Path) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import zipfile
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -79,6 +80,7 @@ class CheckpointFolder:
         files = self._files()
         for path in reversed(files):
             try:
+                _check_sums(path)
                 checkpoint = torch.load(path, map_location="cpu", weights_only=True)
                 if isinstance(checkpoint, dict) and set(KEYS) <= set(checkpoint):
                     return checkpoint
@@ -108,26 +110,31 @@ class CheckpointFolder:
             warn(f"update {update}: no checkpoint, training goes on: {self.failures[-1]}")
             return
         self._unreadable.discard(target)
-        with suppress(OSError):
-            self._delete_old(update, checkpoint["best_iter"])
+        self._delete_old(update, checkpoint["best_iter"])
         size, seconds = target.stat().st_size / 1e6, time.perf_counter() - start
         say(f"update {update}: saved {target} ({size:,.1f} MB in {seconds:.1f} s, training waited {waited:.2f} s)")
 
     def _delete_old(self, update: int, best: int) -> None:
         """Keeps the newest of those up to this update, and the best. Newer ones, and those that could not be read, do
         not count: they are of no use to this run, but may be to somebody."""
-        files = [path for path in self._files() if path not in self._unreadable and path <= self._file(update)]
+        files = [path for path in self._files() if _update_of(path) <= update]
+        files = [path for path in files if path not in self._unreadable and path.is_file()]
         wanted = {*files[-self.keep :], self._file(best)}
         for old in files:
             if old not in wanted:
-                old.unlink()
+                with suppress(OSError):
+                    old.unlink()
 
     def _files(self) -> list[Path]:
         names = [path for path in self.path.glob("iter-*.pt") if re.fullmatch(r"iter-\d{8,}\.pt", path.name)]
-        return sorted(names, key=lambda path: int(path.stem.removeprefix("iter-")))
+        return sorted(names, key=_update_of)
 
     def _file(self, update: int) -> Path:
         return self.path / f"iter-{update:08}.pt"
+
+
+def _update_of(path: Path) -> int:
+    return int(path.stem.removeprefix("iter-"))
 
 
 def _write_whole(target: Path, checkpoint: dict[str, Any]) -> None:
@@ -148,6 +155,13 @@ def _write_whole(target: Path, checkpoint: dict[str, Any]) -> None:
             os.fsync(folder)  # the new name itself
         finally:
             os.close(folder)
+
+
+def _check_sums(path: Path) -> None:
+    """torch itself reads a file with changed bytes without a word, though it writes their sums."""
+    with zipfile.ZipFile(path) as archive:
+        if (damaged := archive.testzip()) is not None:
+            raise RunError(f"its part {damaged} was changed since it was written")
 
 
 def _to_host(tree: Any) -> Any:

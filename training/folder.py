@@ -10,12 +10,14 @@ import time
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from configs import TrainConfig
 from training import RunError
 from training.console import say, warn
-from training.processes import Processes
+
+if TYPE_CHECKING:  # scripts that only look at a folder need no torch
+    from configs import TrainConfig
+    from training.processes import Processes
 
 WAIT = 40.0  # seconds; longer than a run that was asked to stop takes, with the default stop_seconds
 
@@ -161,7 +163,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; nothing where it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -41,8 +41,8 @@ class BadUpdates:
             warn(f"update {update}: loss {loss:g}, gradient norm {grad_norm:g}; skipped ({why}, {self.total} in all)")
         if self.in_row >= self.limit > 0:
             raise RunError(
-                f"loss or gradient norm was not finite in {self.in_row} updates in a row, up to update {update}; "
-                "checkpoints have only weights from before; lower --learning_rate, raise --warmup_iters, or allow more "
-                "with --max_bad_updates"
+                f"loss or gradient norm was not finite in {self.in_row} updates in a row, up to update {update}; none "
+                "of them was made or saved; lower --learning_rate, raise --warmup_iters, or allow more with "
+                "--max_bad_updates; if the newest checkpoint itself only leads here, delete it"
             )
         return False

@@ -2,7 +2,7 @@
 
 SIGTERM, SIGINT, SIGUSR1 and SIGHUP do not end the process; they ask it to finish the update, to save, and to go. A
 thread takes them, since Python's own handlers wait as long as the main thread is in one call, and a collective
-operation with a process that is gone can be a long one. The thread also ends the process when stopping takes too long:
+operation with a process that is gone can be a long one. Another ends the process when stopping takes too long, since
 torchrun kills its processes 30 s after SIGTERM. torchrun itself dies at once of SIGUSR1 (unless started with
 `--signals_to_handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1`) and of SIGKILL; its processes then see that their parent
 has changed.
@@ -39,6 +39,7 @@ class StopRequest:
         """SIGTERM, SIGINT, SIGUSR1, SIGHUP or "the end of torchrun"; None as long as nothing asks to stop"""
         self._seconds, self._at_deadline, self._announce = seconds, at_deadline, announce
         self._since = 0.0
+        self._end: threading.Timer | None = None
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
     def __enter__(self) -> StopRequest:
@@ -61,9 +62,12 @@ class StopRequest:
             signal.set_wakeup_fd(self._wakeup)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
+        if self._end is not None:
+            self._end.cancel()
         os.close(self._writing)
-        self._thread.join()
-        os.close(self._reading)
+        self._thread.join(1.0)
+        if not self._thread.is_alive():  # it could still be waiting for whoever reads what it prints
+            os.close(self._reading)
 
     def _listen(self) -> None:
         while True:
@@ -76,10 +80,6 @@ class StopRequest:
                     self._take(number)
             if self._parent is not None and os.getppid() != self._parent:
                 self._ask("the end of torchrun")
-            if self.reason is not None and time.monotonic() - self._since > self._seconds:
-                self._at_deadline(self.reason)
-                flush()
-                os._exit(STOPPED)
 
     def _take(self, number: int) -> None:
         if number not in SIGNALS:
@@ -94,6 +94,16 @@ class StopRequest:
         if self.reason is None:
             self._since = time.monotonic()
             self.reason = reason
+            self._end = threading.Timer(self._seconds, self._end_now, [reason])
+            self._end.daemon = True
+            self._end.start()
             if self._announce:
                 again = "; once more ends at once" if reason == "SIGINT" else ""
                 say(f"{reason}: finishing this update, then saving{again}")
+
+    def _end_now(self, reason: str) -> None:
+        # In a thread of its own: a log that nobody reads must not keep the process alive.
+        last_words = threading.Thread(target=self._at_deadline, args=[reason], daemon=True)
+        last_words.start()
+        last_words.join(1.0)
+        os._exit(STOPPED)

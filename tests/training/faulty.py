@@ -1,0 +1,72 @@
+"""train.py with something broken in it: `faulty.py CONFIG.py [--key=value ...] --fault=KIND,UPDATE,RANK`; RANK may be
+`all`. In a test's own process, `with fault(...)`."""
+
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from torch import Tensor
+
+import train
+from data.batches import TrainingBatches
+from model import GPT
+from training.processes import leave
+
+MESSAGE = "the disk of this test is gone"
+
+
+@contextmanager
+def fault(kind: str, updates: Collection[int], rank: int | None = None) -> Iterator[None]:
+    """Breaks the batches of some updates.
+
+    Args:
+        kind: raise, kill (the process, by SIGKILL), sleep (a minute), nan-loss (with a gradient as it should be) or
+            inf-gradient (with a loss as it should be).
+        updates: whose batches.
+        rank: on this process only; None: on all.
+    """
+    whole_batch, whole_forward = TrainingBatches.micro_batch, GPT.forward
+    bad = False
+
+    def micro_batch(batches: TrainingBatches, update: int, step: int) -> tuple[Tensor, Tensor]:
+        nonlocal bad
+        bad = update in updates and rank in (None, batches.rank)
+        if bad and kind == "raise":
+            raise RuntimeError(MESSAGE)
+        if bad and kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if bad and kind == "sleep":
+            time.sleep(60)
+        return whole_batch(batches, update, step)
+
+    def forward(model: GPT, tokens: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        logits, loss = whole_forward(model, tokens, targets)
+        if bad and model.training and loss is not None:
+            if kind == "nan-loss":
+                loss = loss + math.nan
+            if kind == "inf-gradient":
+                loss.register_hook(lambda grad: grad * math.inf)
+        return logits, loss
+
+    with mock.patch.object(TrainingBatches, "micro_batch", micro_batch), mock.patch.object(GPT, "forward", forward):
+        yield
+
+
+def main(arguments: list[str]) -> int:
+    """As that of train.py."""
+    (spec,) = (argument.removeprefix("--fault=") for argument in arguments if argument.startswith("--fault="))
+    kind, update, rank = spec.split(",")
+    with fault(kind, {int(update)}, None if rank == "all" else int(rank)):
+        return train.main([argument for argument in arguments if not argument.startswith("--fault=")])
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))
