@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from contextlib import closing
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from optim import (
 )
 from training.checkpoint import CheckpointFolder
 from training.console import fail, say
-from training.device import autocast, peak_flops, pick_dtype, set_determinism, to_device
+from training.device import autocast, peak_flops, resolve, set_determinism, to_device
 from training.errors import in_a_line, report
 from training.evaluation import validation_loss
 from training.folder import FolderLock, Status, check_folder
@@ -48,12 +48,9 @@ from training.processes import Processes, leave
 from training.record import announce
 from training.reporter import Reporter
 from training.resume import changed_settings, load_for_resume
-from training.stopping import STOPPED, StopRequest
+from training.stopping import STOPPED, UNSAVED, StopRequest
 
 USAGE = "usage: python train.py CONFIG.py [--key=value ...] (--help lists the keys)"
-
-
-UNSAVED = 74  # EX_IOERR of sysexits.h
 
 
 def main(arguments: list[str]) -> int:
@@ -78,23 +75,12 @@ def main(arguments: list[str]) -> int:
             processes.connect()
             with FolderLock(Path(config.out_dir), processes):
                 check_folder(config)  # again: another run may have been there until now
-                training = Training(resolve(config, processes), processes, data)
+                training = Training(resolve(config, processes.device), processes, data)
                 status = training.run()
     except (Exception, KeyboardInterrupt) as error:
         return report(error, processes, asked_to_stop=training is not None and training.stop.reason is not None)
     processes.close()
     return status
-
-
-def resolve(config: TrainConfig, processes: Processes) -> TrainConfig:
-    """The config with every `auto` replaced by what it stands for here."""
-    device = processes.device
-    return replace(
-        config,
-        device=device.type,
-        dtype=pick_dtype(config.dtype, device),
-        compile=device.type == "cuda" if config.compile == "auto" else config.compile,
-    )
 
 
 class Training:
@@ -136,7 +122,6 @@ class Training:
         self.status = Status(folder, config.max_iters, writes=processes.is_main)
         self.stop = StopRequest(config.stop_seconds, self._end_at_deadline, announce=processes.is_main)
         self.stopping = False  # whether all processes know of the request
-        self.ended = False  # whether everything that matters is on the disk
         self.reporter: Reporter | None = None  # on the main process
         self._restore()
 
@@ -173,7 +158,7 @@ class Training:
                 self._train()
                 return self._end()
         except Exception as error:
-            if not self.ended:  # after that, others may be gone
+            if self.reporter is None or not self.reporter.ended:  # after that, others may be gone
                 self.status.write("failed", self.last_save[0], in_a_line(error))
             raise
 
@@ -319,33 +304,22 @@ class Training:
         self.status.write("running", self.update)
         peak = peak_flops(processes.device, config.dtype)
         peak = peak * processes.size if peak is not None else None
-        self.reporter = Reporter(config, record, self.update, self.clock, model.flops_per_token(), peak)
+        self.reporter = Reporter(config, record, self.status, self.update, self.clock, model.flops_per_token(), peak)
 
     def _end(self) -> int:
         """Waits for the last checkpoint, says how the run ended, and returns the exit status, the same on all."""
         self.checkpoints.wait()
-        done = self.update >= self.config.max_iters and not self.stopping
-        problems = list(self.checkpoints.failures)
+        finished = self.update >= self.config.max_iters and not self.stopping
+        complete = True
         if self.reporter is not None:
-            problems += self.reporter.close()
-            for problem in problems:
-                fail(f"not written: {problem}")
-            if problems:
-                self.status.write("failed", self.update, f"not written: {problems[-1]}")
-            elif done:
-                self.status.write("finished", self.update)
-            else:
-                self.status.write("stopped", self.update, self.stop.reason or "a signal to another process")
-            self.ended = True
-            self.reporter.finish_tracking()
-        if not done:
-            self._say(f"stopped after update {self.update}; --resume=auto goes on from there")
-        unsaved = self.processes.any(bool(problems))
-        return UNSAVED if unsaved else 0 if done else STOPPED
+            complete = self.reporter.end(self.update, finished, self.stop.reason, self.checkpoints.failures)
+        if self.processes.any(not complete):
+            return UNSAVED
+        return 0 if finished else STOPPED
 
     def _end_at_deadline(self, reason: str) -> None:
         """From another thread, when a request to stop could not be met in time."""
-        if self.processes.is_main and not self.ended:
+        if self.reporter is not None and not self.reporter.ended:
             fail(
                 f"{reason}: no end after {self.config.stop_seconds:g} s; the last checkpoint is that of update "
                 f"{self.last_save[0]}, or the one before; --stop_seconds= gives more time"

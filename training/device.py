@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from configs import TrainConfig
 from training import RunError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -57,6 +59,16 @@ def pick_dtype(name: Dtype, device: torch.device) -> Dtype:
     if device.type != "cuda":
         return "float32"
     return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+
+def resolve(config: TrainConfig, device: torch.device) -> TrainConfig:
+    """The config with every `auto` replaced by what it stands for on a device."""
+    return replace(
+        config,
+        device=device.type,
+        dtype=pick_dtype(config.dtype, device),
+        compile=device.type == "cuda" if config.compile == "auto" else config.compile,
+    )
 
 
 def set_determinism(wanted: bool) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from configs import TrainConfig
-from training.console import say
+from training.console import fail, say
+from training.folder import Status
 from training.metrics import MetricsFile, TrainingClock, format_count, format_duration
 from training.tracking import Tracker
 
@@ -17,6 +18,7 @@ class Reporter:
     Args:
         config: of the run.
         record: what `config.json` has.
+        status: where the end is noted.
         update: updates done before.
         clock: seconds of training.
         flops_per_token: of a forward and backward pass.
@@ -27,13 +29,16 @@ class Reporter:
         self,
         config: TrainConfig,
         record: dict[str, Any],
+        status: Status,
         update: int,
         clock: TrainingClock,
         flops_per_token: float,
         peak_flops: float | None,
     ) -> None:
         folder = Path(config.out_dir)
-        self.config, self.clock = config, clock
+        self.config, self.status, self.clock = config, status, clock
+        self.ended = False
+        """whether everything that matters is on the disk"""
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.tokens_per_update = config.total_batch_size * config.block_size
         self._last_row = (update, clock.seconds())
@@ -69,15 +74,32 @@ class Reporter:
         self._write(update, {"val/loss": loss})
         say(f"update {update}: validation loss {loss:.4f}{' (best so far)' if improved else ''}")
 
-    def close(self) -> list[str]:
-        """Ends `metrics.jsonl`. Returns what could not be written."""
-        problem = self._metrics.close()
-        return [problem] if problem else []
+    def end(self, update: int, finished: bool, reason: str | None, unwritten: list[str]) -> bool:
+        """Closes the files and says how the run ended.
 
-    def finish_tracking(self) -> None:
-        """Ends the run in wandb, which may take as long as its network does."""
+        Args:
+            finished: or else asked to stop, by `reason`; None: by another process.
+            unwritten: a line for each checkpoint that could not be written.
+
+        Returns:
+            whether all that the run had to write is written.
+        """
+        problem = self._metrics.close()
+        problems = [*unwritten, problem] if problem else unwritten
+        for line in problems:
+            fail(f"not written: {line}")
+        if problems:
+            self.status.write("failed", update, f"not written: {problems[-1]}")
+        elif finished:
+            self.status.write("finished", update)
+        else:
+            self.status.write("stopped", update, reason or "a signal to another process")
+        self.ended = True
+        if not finished:
+            say(f"stopped after update {update}; --resume=auto goes on from there")
         if self._tracker is not None:
-            self._tracker.finish()
+            self._tracker.finish()  # takes as long as its network does
+        return not problems
 
     def _write(self, update: int, row: dict[str, Any]) -> None:
         place = {"iter": update, "tokens": update * self.tokens_per_update, "time": self.clock.seconds()}

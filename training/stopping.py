@@ -20,7 +20,10 @@ from typing import Any
 
 from training.console import fail, flush, say
 
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: not finished, to be started again
+# Exit statuses, of sysexits.h.
+STOPPED = 75  # EX_TEMPFAIL: not finished, to be started again
+UNSAVED = 74  # EX_IOERR: something could not be written
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 ENOUGH = 1.0  # seconds after which a second Ctrl-C is meant: torchrun passes on the first
 
