@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: the checkout's own Python environment.
 #
 #   prepare_environment FILE    makes .venv in the checkout if there is none, and installs what the requirements FILE
