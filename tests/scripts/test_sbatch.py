@@ -1,0 +1,168 @@
+"""scripts/train.sbatch on a real Slurm of two nodes."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Train
+from tests.scripts.cluster import Cluster, what_is_missing
+
+SCRIPT = ROOT / "scripts" / "train.sbatch"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes with one CPU each."""
+    if problem := what_is_missing():
+        pytest.skip(f"no Slurm here: {problem}")
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    yield cluster
+    cluster.stop()
+
+
+class Submit:
+    """sbatch with the tiny config."""
+
+    def __init__(self, cluster: Cluster, run_train: Train, logs: Path) -> None:
+        self.cluster, self.run_train, self.logs = cluster, run_train, logs
+
+    def __call__(self, *arguments: str, out: str, options: tuple[str, ...] = (), configs: tuple[Path, ...] = ()) -> str:
+        paths = map(str, configs or [self.run_train.config])
+        settings = [*paths, f"--out_dir={self.run_train.folder(out)}", *arguments]
+        log = f"--output={self.logs / out}.log"
+        command = ["sbatch", "--parsable", log, *options, str(SCRIPT), *settings]
+        return self.cluster.call(*command, cwd=ROOT, PYTHON=sys.executable)
+
+    def log(self, out: str) -> str:
+        """What the job printed."""
+        return (self.logs / f"{out}.log").read_text()
+
+    def series(self, out: str, key: str) -> dict[int, float]:
+        """Of metrics.jsonl, by update."""
+        lines = (self.run_train.folder(out) / "metrics.jsonl").read_text().splitlines()
+        return {row["iter"]: row[key] for row in map(json.loads, lines) if key in row}
+
+
+@pytest.fixture
+def submit(cluster: Cluster, run_train: Train, tmp_path: Path) -> Submit:
+    """Submits jobs that log to `tmp_path`."""
+    return Submit(cluster, run_train, tmp_path)
+
+
+def test_two_nodes_train_one_run(submit: Submit, run_train: Train) -> None:
+    number = submit("--optimizer=mars-adamw", out="job", options=("--nodes=2",))
+    assert submit.cluster.wait_for_job(number)["JobState"] == "COMPLETED", submit.log("job")
+    assert "on 2 node(s) of 1 process(es) with 1 thread(s), node1:" in submit.log("job")
+    assert "2 processes" in submit.log("job")
+    here = run_train("--optimizer=mars-adamw", out="here", processes=2)
+    assert submit.series("job", "train/loss") == pytest.approx(
+        dict(zip(range(1, 7), here.series("train/loss"), strict=True)), abs=1e-6
+    )
+
+
+def test_a_time_limit_leads_to_the_queue_and_on_to_the_end(submit: Submit, run_train: Train) -> None:
+    """Slurm sends the signal up to a minute before it is due: here, at once to 60 s after the start. So the run is
+    made long enough that it cannot end before."""
+    settings = ("--optimizer=mars-adamw", "--eval_interval=500", "--checkpoint_interval=1000", "--lr_decay_iters=9000")
+    long = ("--n_embd=64", "--n_layer=4", "--max_iters=9000", "--dropout=0.1", *settings)
+    number = submit(*long, out="job", options=("--nodes=2", "--time=2", "--signal=USR1@45"))
+    job = submit.cluster.wait_for_job(number, 600)
+    assert job["JobState"] == "COMPLETED", submit.log("job")
+    assert int(job["Restarts"]) >= 1
+    assert submit.log("job").count("back into the queue") == int(job["Restarts"])
+    straight = run_train.fresh(*long, out="straight", processes=2)
+    assert straight.status == 0
+    for key in ("train/loss", "val/loss"):
+        assert submit.series("job", key) == submit.series("straight", key)
+
+
+def test_two_jobs_at_once_do_not_meet(submit: Submit) -> None:
+    numbers = [submit(f"--seed={seed}", "--max_iters=60", out=f"job{seed}", options=("--nodes=1",)) for seed in (1, 2)]
+    for number in numbers:
+        assert submit.cluster.wait_for_job(number)["JobState"] == "COMPLETED"
+    ports = [re.search(r"node\d:(\d+)", submit.log(f"job{seed}")) for seed in (1, 2)]
+    assert ports[0] is not None
+    assert ports[1] is not None
+    assert ports[0].group(1) != ports[1].group(1)
+
+
+def test_a_job_that_fails_stays_out_of_the_queue(submit: Submit) -> None:
+    number = submit("--learning_rate=1e30", "--warmup_iters=0", "--max_iters=50", out="job")
+    job = submit.cluster.wait_for_job(number)
+    assert (job["JobState"], job["Restarts"]) == ("FAILED", "0"), submit.log("job")
+    assert "error: loss or gradient norm was not finite" in submit.log("job")
+    assert "failed; " in submit.log("job")
+
+
+def test_a_job_that_is_cancelled_saves_and_stays_out_of_the_queue(submit: Submit) -> None:
+    number = submit("--max_iters=1000000", "--eval_interval=0", out="job")
+    rows = submit.run_train.folder("job") / "metrics.jsonl"
+    submit.cluster.wait(lambda: rows.exists() and '"iter": 5,' in rows.read_text(), 120)
+    submit.cluster.call("scancel", number)
+    job = submit.cluster.wait_for_job(number)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), submit.log("job")
+    status = json.loads((submit.run_train.folder("job") / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
+
+
+def test_a_task_of_an_array_takes_its_config(submit: Submit, run_train: Train, tmp_path: Path) -> None:
+    number = submit(out="job", options=("--array=1",), configs=(tmp_path / "gone.py", run_train.config))
+    assert submit.cluster.wait_for_job(number)["JobState"] == "COMPLETED", submit.log("job")
+
+
+@pytest.mark.parametrize("mistake", ["config", "key", "python", "array"])
+def test_mistakes_end_in_a_line(submit: Submit, tmp_path: Path, mistake: str) -> None:
+    arguments, options, configs, word = {
+        "config": ((), (), (tmp_path / "gone.py",), "gone.py"),
+        "key": (("--learning_rte=1",), (), (), "learning_rate"),
+        "python": ((), ("--export=ALL,PYTHON=/usr/bin/false",), (), "/usr/bin/false has no torch"),
+        "array": ((), ("--array=3",), (), "task 3 of the array has no config"),
+    }[mistake]
+    number = submit(*arguments, out="job", options=options, configs=configs)
+    job = submit.cluster.wait_for_job(number)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "2:0", "0")
+    errors = submit.log("job").splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith("error: ")
+    assert word in errors[0]
+
+
+def test_a_pair_is_submitted_and_compared(submit: Submit, dataset: Path, tmp_path: Path) -> None:
+    """In a copy of the checkout, since the configs' own folders are used."""
+    checkout = tmp_path / "checkout"
+    for name in ("configs", "data", "optim", "scripts", "training"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("*.bin", "__pycache__"))
+    for name in ("train.py", "model.py"):
+        shutil.copy(ROOT / name, checkout / name)
+    small = (
+        "--vocab_size=64",
+        "--n_layer=1",
+        "--n_embd=32",
+        "--block_size=16",
+        "--max_iters=8",
+        f"--dataset={dataset}",
+    )
+    said = submit.cluster.call(
+        *("bash", "scripts/compare.sbatch", "stdlib", "--time=5", "--", *small), cwd=checkout, PYTHON=sys.executable
+    )
+    pair, after = re.findall(r"job (\d+)", said)
+    assert submit.cluster.wait_for_job(after)["JobState"] == "COMPLETED", said
+    assert submit.cluster.job(f"{pair}_1")["JobState"] == "COMPLETED"
+    assert (checkout / "runs" / "compare_stdlib.png").stat().st_size > 1000
+    table = (checkout / f"slurm-compare-stdlib-{after}.out").read_text()
+    assert "stdlib_adamw" in table
+    assert "stdlib_mars" in table
+
+
+def test_outside_slurm_it_says_how_to_submit() -> None:
+    done = subprocess.run(["bash", str(SCRIPT), "configs/stdlib_mars.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "sbatch scripts/train.sbatch" in done.stderr
