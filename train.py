@@ -25,7 +25,7 @@ from torch.optim import SGD, Optimizer
 
 from configs import ConfigError, TrainConfig, describe, load_config
 from data.batches import EvaluationBatches, TrainingBatches, dropout_seed
-from data.tokens import Dataset, open_dataset
+from data.tokens import Dataset
 from model import GPT, GPTConfig
 from optim import (
     build_optimizer,
@@ -43,6 +43,7 @@ from training.errors import in_a_line, report
 from training.evaluation import validation_loss
 from training.folder import FolderLock, Status, check_folder
 from training.health import BadUpdates
+from training.hosts import open_data
 from training.metrics import TrainingClock
 from training.processes import Processes, leave
 from training.record import announce
@@ -70,9 +71,9 @@ def main(arguments: list[str]) -> int:
         config = load_config(arguments[0], arguments[1:])
         processes = Processes.from_environment(config.device)
         config.accumulation_steps(processes.size)
-        with closing(open_dataset(config.dataset, config.block_size, config.vocab_size)) as data:
+        processes.connect()
+        with closing(open_data(config, processes)) as data:
             check_folder(config)
-            processes.connect()
             with FolderLock(Path(config.out_dir), processes):
                 check_folder(config)  # again: another run may have been there until now
                 training = Training(resolve(config, processes.device), processes, data)

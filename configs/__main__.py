@@ -1,4 +1,4 @@
-"""What a config comes to: `python -m configs CONFIG.py [--key=value ...] [KEY]` prints all values, or that of one key."""
+"""What a config comes to: `python -m configs CONFIG.py [--key=value ...] [KEY]` prints all values, or that of one."""
 
 from __future__ import annotations
 

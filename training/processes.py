@@ -7,7 +7,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import distributed, nn
@@ -104,6 +104,14 @@ class Processes:
     def any(self, value: bool) -> bool:
         """Whether one process or more says yes; the same answer on all."""
         return self.sum([float(value)])[0] > 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank; anything that can be pickled."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value)
+        return values
 
     @property
     def _averages_by_hand(self) -> bool:

@@ -82,7 +82,7 @@ def run_limited(run_train: Train, tmp_path: Path, limit: int, *overrides: str, o
 
 
 def test_no_room_for_checkpoints(run_train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    straight = run_train(*COMMON, "--max_iters=120", out="straight")
+    straight = run_train.fresh(*COMMON, "--max_iters=120", out="straight")  # with one thread, like those below
     first = run_train(*COMMON, "--max_iters=40", out="run")
     before = files(first.folder)
     done = run_limited(run_train, tmp_path, 100_000, *COMMON, "--max_iters=120", "--resume=auto", out="run")
@@ -134,7 +134,7 @@ def unshared() -> list[str]:
 @pytest.mark.slow
 def test_a_disk_that_is_full(run_train: Train, tmp_path: Path) -> None:
     command = unshared()
-    straight = run_train(*COMMON, "--max_iters=120", out="straight")
+    straight = run_train.fresh(*COMMON, "--max_iters=120", out="straight")  # with one thread, like those below
     places = {"DISK": tmp_path / "disk", "COPY": tmp_path / "copy"}
     for place in places.values():
         place.mkdir()
