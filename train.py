@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training begins, Ctrl-C has nothing to save
 
 # On a CPU, a thread that waits for the others spins before it sleeps: by OpenMP's default so long that a run slows
 # tenfold when another program uses one of the cores. Read when torch is loaded.
@@ -37,19 +41,20 @@ from optim import (
     set_learning_rate,
 )
 from training.checkpoint import CheckpointFolder
-from training.console import fail, say
+from training.console import fail, prepare, say
 from training.device import autocast, peak_flops, resolve, set_determinism, to_device
-from training.errors import in_a_line, report
+from training.errors import report
 from training.evaluation import validation_loss
-from training.folder import FolderLock, Status, check_folder
+from training.folder import FolderLock, check_folder
 from training.health import BadUpdates
 from training.hosts import open_data
-from training.metrics import TrainingClock
+from training.metrics import TrainingClock, abandon_rows
 from training.processes import Processes, leave
 from training.record import announce
 from training.reporter import Reporter
-from training.resume import changed_settings, load_for_resume
-from training.stopping import STOPPED, UNSAVED, StopRequest
+from training.resume import Resume, load_for_resume
+from training.status import Status
+from training.stopping import STOPPED, UNSAVED, StopRequest, agreed_reason
 
 USAGE = "usage: python train.py CONFIG.py [--key=value ...] (--help lists the keys)"
 
@@ -64,6 +69,7 @@ def main(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(f"{__doc__}\n{USAGE}\n\nkeys and defaults:\n{describe()}")
         return 0
+    prepare()
     processes = training = None
     try:
         if not arguments or arguments[0].startswith("--"):
@@ -76,19 +82,20 @@ def main(arguments: list[str]) -> int:
             check_folder(config)
             with FolderLock(Path(config.out_dir), processes):
                 check_folder(config)  # again: another run may have been there until now
-                training = Training(resolve(config, processes.device), processes, data)
-                status = training.run()
+                with Status(Path(config.out_dir), config.max_iters, writes=processes.is_main) as status:
+                    training = Training(resolve(config, processes.device), processes, data, status)
+                    code = training.run()
     except (Exception, KeyboardInterrupt) as error:
         return report(error, processes, asked_to_stop=training is not None and training.stop.reason is not None)
     processes.close()
-    return status
+    return code
 
 
 class Training:
     """The parts of a run, and its loop."""
 
-    def __init__(self, config: TrainConfig, processes: Processes, data: Dataset) -> None:
-        self.config, self.processes, self.data = config, processes, data
+    def __init__(self, config: TrainConfig, processes: Processes, data: Dataset, status: Status) -> None:
+        self.config, self.processes, self.data, self.status = config, processes, data, status
         set_determinism(config.deterministic)
         if processes.device.type == "cuda" and config.dtype != "float32":
             torch.set_float32_matmul_precision("high")
@@ -119,19 +126,19 @@ class Training:
         self.validation = EvaluationBatches(data.val, **shares)
 
         folder = Path(config.out_dir)
-        self.checkpoints = CheckpointFolder(folder / "checkpoints", config.keep_checkpoints)
-        self.status = Status(folder, config.max_iters, writes=processes.is_main)
+        self.checkpoints = CheckpointFolder(folder / "checkpoints", config.keep_checkpoints, speaks=processes.is_main)
         self.stop = StopRequest(config.stop_seconds, self._end_at_deadline, announce=processes.is_main)
-        self.stopping = False  # whether all processes know of the request
+        self.stopping: str | None = None  # why to stop, once all processes know
         self.reporter: Reporter | None = None  # on the main process
         self._restore()
 
     def _restore(self) -> None:
         """Sets the run's position: that of its newest checkpoint, or the start."""
-        config, saved = self.config, None
+        config, self.resume = self.config, Resume(None, [], other_course=False)
         self.fingerprint = self.data.fingerprint()
         if config.resume == "auto":
-            saved = load_for_resume(self.checkpoints, config, self.fingerprint, self.processes)
+            self.resume = load_for_resume(self.checkpoints, config, self.fingerprint, self.processes)
+        saved = self.resume.saved
         start: dict[str, Any] = {"iter": 0, "evaluated": -1, "best_val_loss": math.inf, "best_iter": 0, "time": 0.0}
         position = saved or start | {"skipped": (0, 0)}
         self.update, self.evaluated = position["iter"], position["evaluated"]
@@ -139,8 +146,7 @@ class Training:
         self.clock = TrainingClock(position["time"], self.processes.device)
         total, in_row = position["skipped"]
         self.bad_updates = BadUpdates(config.max_bad_updates, total, in_row, speaks=self.processes.is_main)
-        self.last_save = (self.update, self.evaluated)
-        self.changed = changed_settings(saved["config"], config) if saved else []
+        self.status.update = self.update
         if saved is not None:
             self.model.load_state_dict(saved["model"])
             load_optimizer_state(self.optimizer, saved["optimizer"])
@@ -153,15 +159,10 @@ class Training:
             self._say(f"nothing to do: {self.update} of {self.config.max_iters} updates are done")
             self.status.confirm_finished(self.update)
             return 0
-        try:
-            with self.stop, closing(self.checkpoints):
-                self._open_outputs()
-                self._train()
-                return self._end()
-        except Exception as error:
-            if self.reporter is None or not self.reporter.ended:  # after that, others may be gone
-                self.status.write("failed", self.last_save[0], in_a_line(error))
-            raise
+        with self.stop, closing(self.checkpoints):
+            self._open_outputs()
+            self._train()
+            return self._end()
 
     def _train(self) -> None:
         config = self.config
@@ -211,10 +212,10 @@ class Training:
     def _agree(self, loss: Tensor, grad_norm: Tensor) -> tuple[float, float]:
         """The mean loss and gradient norm, the same on all processes, which also learn here whether one was asked to
         stop. Waits for the device, once an update: whether it may be made cannot be known earlier."""
-        size, asked = self.processes.size, self.stop.reason is not None
-        sums = self.processes.sum([*torch.stack([loss, grad_norm]).tolist(), float(asked)])
-        self.stopping = sums[2] > 0
-        return sums[0] / size, sums[1] / size
+        size, values = self.processes.size, torch.stack([loss, grad_norm]).tolist()
+        loss_sum, norm_sum, *asked = self.processes.sum([*values, *self.stop.votes()])
+        self.stopping = agreed_reason(asked)
+        return loss_sum / size, norm_sum / size
 
     def _backward(self, update: int) -> Tensor:
         """The gradient of the present weights on an update's batch, averaged over micro-batches and processes. Returns
@@ -251,7 +252,7 @@ class Training:
 
     def _due(self, interval: int) -> bool:
         """Whether something with this interval is due after this update; everything is after the last."""
-        return self.update == self.config.max_iters or (interval > 0 and self.update % interval == 0)
+        return self.update >= self.config.max_iters or (interval > 0 and self.update % interval == 0)
 
     def _figures(self) -> dict[str, float]:
         """What else a training row has."""
@@ -264,7 +265,7 @@ class Training:
             self.model, self.validation, self.processes, self.config.dtype, lambda: self.stop.reason is not None
         )
         if loss is None:
-            self.stopping = True
+            self.stopping = agreed_reason(self.processes.sum(self.stop.votes()))
             return False
         self.evaluated = self.update
         improved = loss < self.best_val_loss
@@ -293,7 +294,7 @@ class Training:
                     "skipped": (self.bad_updates.total, self.bad_updates.in_row),
                 }
             )
-        self.last_save = (self.update, self.evaluated)
+        self.status.update = self.update
 
     def _open_outputs(self) -> None:
         config, processes, model = self.config, self.processes, self.model
@@ -301,8 +302,12 @@ class Training:
             return
         self.checkpoints.delete_leftovers()
         facts: dict[str, Any] = {"parameters": model.num_parameters(), "data": self.data.describe()}
-        record = announce(config, processes, self.update, self.changed, groups=describe_groups(self.optimizer), **facts)
+        record = announce(
+            config, processes, self.update, self.resume.changed, groups=describe_groups(self.optimizer), **facts
+        )
         self.status.write("running", self.update)
+        if self.resume.other_course:
+            abandon_rows(Path(config.out_dir) / "metrics.jsonl", self.update, self.evaluated)
         peak = peak_flops(processes.device, config.dtype)
         peak = peak * processes.size if peak is not None else None
         self.reporter = Reporter(config, record, self.status, self.update, self.clock, model.flops_per_token(), peak)
@@ -313,20 +318,23 @@ class Training:
         finished = self.update >= self.config.max_iters and not self.stopping
         complete = True
         if self.reporter is not None:
-            complete = self.reporter.end(self.update, finished, self.stop.reason, self.checkpoints.failures)
-        if self.processes.any(not complete):
-            return UNSAVED
-        return 0 if finished else STOPPED
+            complete = self.reporter.end(self.update, finished, self.stopping, self.checkpoints.failures)
+        complete = not self.processes.any(not complete)
+        if self.reporter is not None:
+            self.reporter.finish_tracking()
+        return UNSAVED if not complete else 0 if finished else STOPPED
 
     def _end_at_deadline(self, reason: str) -> None:
         """From another thread, when a request to stop could not be met in time."""
-        if self.reporter is not None and not self.reporter.ended:
-            fail(
-                f"{reason}: no end after {self.config.stop_seconds:g} s; the last checkpoint is that of update "
-                f"{self.last_save[0]}, or the one before; --stop_seconds= gives more time"
-            )
-            # With several processes the reason can be that one of them has failed.
-            self.status.write("stopped" if self.processes.size == 1 else "failed", self.last_save[0], reason)
+        if self.reporter is None or self.status.ended:
+            return
+        fail(
+            f"{reason}: no end after {self.config.stop_seconds:g} s; what was done since the last checkpoint (update "
+            f"{self.status.update}, or the one before) is lost; --stop_seconds= gives more time"
+        )
+        # torchrun sends SIGTERM also when another process has failed.
+        failed = reason == "SIGTERM" and self.processes.size > 1 and not self.stopping
+        self.status.write("failed" if failed else "stopped", self.status.update, reason)
 
     def _say(self, line: str) -> None:
         if self.processes.is_main:

@@ -139,7 +139,7 @@ class TrainConfig:
     """how many of the newest checkpoints to keep, beside the best one"""
     max_bad_updates: CountOrZero = 5
     """an update whose loss or gradient norm is not finite is skipped; so many in a row end the run; 0: never"""
-    stop_seconds: Positive = 20.0
+    stop_seconds: Annotated[FiniteFloat, Field(gt=0, le=86400)] = 20.0
     """seconds from a signal (SIGTERM, SIGINT, SIGUSR1, SIGHUP) to the end at the latest: time to finish the update and
     save. torchrun waits for 30"""
     out_dir: Text = "runs/gpt2"

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         status = read_status(run)
         state = state_of(run, status.get("state"))
         states.append(state)
-        details = [progress(run, status), checkpoint_of(run), status.get("reason"), status.get("time")]
+        details = [progress(run, status, state), checkpoint_of(run), status.get("reason"), status.get("time")]
         print(f"{run}: {state}; " + "; ".join(part for part in details if isinstance(part, str) and part))
     return STATUS[min(states, key=WORST.index)]
 
@@ -49,13 +49,14 @@ def state_of(run: Path, recorded: object) -> str:
     return recorded if isinstance(recorded, str) and recorded in STATUS else "not started"
 
 
-def progress(run: Path, status: dict[str, object]) -> str:
-    """The last update that is known of: while a run goes on, its last row has it."""
+def progress(run: Path, status: dict[str, object], state: str) -> str:
+    """The updates done: at the end as recorded, on the way as far as the last row says."""
     updates, last = [status.get("iter")], status.get("max_iters")
-    with suppress(OSError, ValueError, IndexError, RecursionError), (run / "metrics.jsonl").open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-        row = json.loads(file.read().splitlines()[-1])
-        updates.append(row.get("iter") if isinstance(row, dict) else None)
+    if state in ("running", "killed"):
+        with suppress(OSError, ValueError, IndexError, RecursionError), (run / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            row = json.loads(file.read().splitlines()[-1])
+            updates.append(row.get("iter") if isinstance(row, dict) else None)
     known = [update for update in updates if isinstance(update, int)]
     return f"{max(known):,} of {last:,} updates" if known and isinstance(last, int) else ""
 

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import train
 from tests.fresh import run_fresh
@@ -101,10 +102,10 @@ class Train:
         )
         return Outcome(done.returncode, done.stdout, done.stderr, folder)
 
-    def fresh(self, *overrides: str, out: str = "run", processes: int = 1) -> Outcome:
+    def fresh(self, *overrides: str, out: str = "run", processes: int = 1, timeout: float = 120) -> Outcome:
         """In new processes, one run together, without torchrun. The status is the highest."""
         logs = self.root / "logs" / out
-        statuses = run_fresh(self._arguments(overrides, out, None), logs, processes)
+        statuses = run_fresh(self._arguments(overrides, out, None), logs, processes, timeout)
         texts = ["".join((logs / f"{name}-{k}").read_text() for k in range(processes)) for name in ("stdout", "stderr")]
         return Outcome(max(statuses, key=abs), *texts, self.folder(out))
 
@@ -127,6 +128,10 @@ class Train:
 
 
 @pytest.fixture
-def run_train(config: Path, tmp_path: Path) -> Train:
-    """train.py with the tiny config; runs go to folders of `tmp_path`."""
-    return Train(config, tmp_path)
+def run_train(config: Path, tmp_path: Path) -> Iterator[Train]:
+    """train.py with the tiny config; runs go to folders of `tmp_path`. All compute with one thread, so that a run in
+    this process can equal one in another to the last bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Train(config, tmp_path)
+    torch.set_num_threads(threads)

@@ -37,10 +37,11 @@ class CheckpointFolder:
     Args:
         path: the folder; made at the first save.
         keep: how many of the newest to keep.
+        speaks: whether this process warns of files that cannot be read.
     """
 
-    def __init__(self, path: Path, keep: int) -> None:
-        self.path, self.keep = path, keep
+    def __init__(self, path: Path, keep: int, speaks: bool = True) -> None:
+        self.path, self.keep, self._speaks = path, keep, speaks
         self.failures: list[str] = []
         """a line for each checkpoint that could not be written"""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -86,10 +87,13 @@ class CheckpointFolder:
                     return checkpoint
                 missing = set(KEYS) - set(checkpoint) if isinstance(checkpoint, dict) else KEYS
                 problem = f"it lacks {', '.join(sorted(missing))}"
+            except MemoryError:
+                raise
             except Exception as error:  # whatever a damaged file makes of the unpickler
                 problem = f"{type(error).__name__}: {error}".splitlines()[0]
             self._unreadable.add(path)
-            warn(f"{path.absolute()} is not a checkpoint, skipped: {problem}")
+            if self._speaks:
+                warn(f"{path.absolute()} is not a checkpoint, skipped: {problem}")
         if files:
             raise RunError(f"{self.path.absolute()}: no checkpoint can be read; choose another --out_dir")
         return None
@@ -103,15 +107,16 @@ class CheckpointFolder:
         start, update, target = time.perf_counter(), checkpoint["iter"], self._file(checkpoint["iter"])
         try:
             _check_finite(checkpoint["model"])
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(exist_ok=True)  # not the run's folder: if that was moved, this is not the place any more
             _write_whole(target, checkpoint)
+            size = target.stat().st_size / 1e6
         except Exception as error:  # torch wraps those of the disk in others
             self.failures.append(f"{target.absolute()}: {_reason(error)}")
             warn(f"update {update}: no checkpoint, training goes on: {self.failures[-1]}")
             return
         self._unreadable.discard(target)
         self._delete_old(update, checkpoint["best_iter"])
-        size, seconds = target.stat().st_size / 1e6, time.perf_counter() - start
+        seconds = time.perf_counter() - start
         say(f"update {update}: saved {target} ({size:,.1f} MB in {seconds:.1f} s, training waited {waited:.2f} s)")
 
     def _delete_old(self, update: int, best: int) -> None:

@@ -34,7 +34,7 @@ def report(error: BaseException, processes: Processes | None, asked_to_stop: boo
     if connected and is_lost_connection(error):
         if not asked_to_stop:
             time.sleep(SILENCE)
-            fail(f"{message} ({_first_line(error)})")
+            fail(str(message))
         return status
     # What is wrong for all processes is said once on each host; what befell one midway, by that process.
     midway = connected and not isinstance(error, ConfigError | RunError)
@@ -60,7 +60,7 @@ def explain(error: BaseException) -> tuple[str | None, int]:
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return f"out of memory; lower --batch_size, or the model's size ({_first_line(error)})", 2
     if is_lost_connection(error):
-        return "another process of this run is gone", 1
+        return f"another process of this run is gone, or cannot be reached ({_first_line(error)})", 1
     return None, 1
 
 

@@ -1,27 +1,23 @@
-"""A run's folder as a whole: whose it is, who is training in it, and how the run stands (`status.json`)."""
+"""A run's folder as a whole: whose it is, who is training in it, and what its JSON files say. Needs no torch."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-import platform
 import time
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from training import RunError
-from training.console import say, warn
+from training.console import say
 
 if TYPE_CHECKING:  # scripts that only look at a folder need no torch
     from configs import TrainConfig
     from training.processes import Processes
 
 WAIT = 40.0  # seconds; longer than a run that was asked to stop takes, with the default stop_seconds
-
-State = Literal["running", "finished", "stopped", "failed"]
 
 
 def check_folder(config: TrainConfig) -> None:
@@ -97,7 +93,7 @@ class FolderLock:
 def is_locked(folder: Path) -> bool | None:
     """Whether a run is going on in a folder; None where that cannot be known."""
     try:
-        file = os.open(folder / "lock", os.O_RDWR)
+        file = os.open(folder / "lock", os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -109,49 +105,6 @@ def is_locked(folder: Path) -> bool | None:
     finally:
         os.close(file)
     return False
-
-
-class Status:
-    """`status.json`: how the run stands, for scripts. torchrun ends with 1 whenever its processes end with another
-    status than 0, so that its own status says less.
-
-    Args:
-        folder: the run's.
-        max_iters: updates when it is finished.
-        writes: whether this process writes.
-    """
-
-    def __init__(self, folder: Path, max_iters: int, writes: bool) -> None:
-        self._path, self._max_iters, self._writes = folder / "status.json", max_iters, writes
-
-    def write(self, state: State, update: int, reason: str | None = None) -> None:
-        """Replaces the file. A disk that is full leaves it as it was.
-
-        Args:
-            state: running; finished; stopped, to be started again; failed.
-            update: updates done.
-            reason: of a stop or a failure.
-        """
-        if not self._writes:
-            return
-        content = {
-            "state": state,
-            "iter": update,
-            "max_iters": self._max_iters,
-            "reason": reason,
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
-        try:
-            write_json(self._path, content)
-        except OSError as error:
-            warn(f"{self._path.absolute()} could not be written: {error.strerror}")
-
-    def confirm_finished(self, update: int) -> None:
-        """Writes that the run is finished, unless the file says so: it does not after a kill at the very end."""
-        if read_status(self._path.parent).get("state") != "finished":
-            self.write("finished", update)
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -174,7 +127,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     try:
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None

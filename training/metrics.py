@@ -18,32 +18,25 @@ KINDS = ("train/loss", "val/loss")  # a row is of the kind whose key it has
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, appended, with `iter` strictly increasing within a kind.
+    """`metrics.jsonl`: one JSON object a line, appended; `iter` strictly increases within a kind, `time` never falls.
 
-    A run that goes on from a checkpoint computes some rows again; those that the file holds already are dropped. Rows
-    that do not fit on the disk wait in memory and are written when there is room.
+    A run that goes on from a checkpoint computes some rows again; those that the file holds already are dropped. If the
+    run goes on in another way than before, the old ones are what has to go: see `abandon_rows`. Rows that do not fit on
+    the disk wait in memory and are written when there is room.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._last = dict.fromkeys(KINDS, -1)
-        self._waiting = b""
-        if path.exists():
-            content = path.read_bytes()
-            for line in content.splitlines():
-                self._note(line)
-            if content and not content.endswith(b"\n"):  # the process was killed while it wrote this line
-                self._waiting = b"\n"
+        self._last, self._time = dict.fromkeys(KINDS, -1), 0.0
+        content = path.read_bytes() if path.exists() else b""
+        for line in content.splitlines():
+            kind, row = _parse(line)
+            if kind is not None:
+                self._last[kind] = max(self._last[kind], row["iter"])
+                self._time = max(self._time, row["time"] if isinstance(row.get("time"), int | float) else 0.0)
+        # Without an end, the last line is what a process was writing when it was killed.
+        self._waiting = b"\n" if content and not content.endswith(b"\n") else b""
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-
-    def _note(self, line: bytes) -> None:
-        try:
-            row = json.loads(line)
-            for kind in KINDS:
-                if kind in row:
-                    self._last[kind] = max(self._last[kind], int(row["iter"]))
-        except (ValueError, TypeError, KeyError):
-            return  # a damaged line
 
     def append(self, row: dict[str, Any]) -> bool:
         """Writes a row, unless the file holds a later or equal one of its kind. Infinite numbers and NaN become null.
@@ -55,6 +48,9 @@ class MetricsFile:
         if row["iter"] <= self._last[kind]:
             return False
         self._last[kind] = row["iter"]
+        if "time" in row:  # what is computed again may take less of it than before
+            self._time = max(self._time, row["time"])
+            row = row | {"time": self._time}
         clean = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
         had_to_wait = len(self._waiting) > 1
         self._waiting += json.dumps(clean).encode() + b"\n"
@@ -75,6 +71,40 @@ class MetricsFile:
         except OSError as error:
             return error.strerror
         return None
+
+
+def abandon_rows(path: Path, update: int, evaluated: int) -> None:
+    """Moves what a run computed before it was taken up again at an earlier point, with other settings, to
+    `metrics.abandoned.jsonl`.
+
+    Args:
+        path: `metrics.jsonl`.
+        update, evaluated: the last update, and the last evaluation, that the run goes on from.
+    """
+    limits = {"train/loss": update, "val/loss": evaluated}
+    kept: list[bytes] = []
+    abandoned: list[bytes] = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        kind, row = _parse(line)
+        (abandoned if kind is not None and row["iter"] > limits[kind] else kept).append(line + b"\n")
+    if not abandoned:
+        return
+    with path.with_suffix(".abandoned.jsonl").open("ab") as file:
+        file.writelines(abandoned)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(b"".join(kept))
+    temporary.replace(path)
+
+
+def _parse(line: bytes) -> tuple[str | None, dict[str, Any]]:
+    """A row's kind, and the row; None for a damaged line."""
+    try:
+        row = json.loads(line)
+        if isinstance(row["iter"], int):
+            return next(kind for kind in KINDS if kind in row), row
+    except (ValueError, TypeError, KeyError, StopIteration, RecursionError):
+        pass
+    return None, {}
 
 
 class TrainingClock:

@@ -75,7 +75,8 @@ def announce(
     with (Path(config.out_dir) / "starts.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     lines = start_lines(config, processes, record, groups)
-    say("\n".join([*lines, f"going on after update {update}", *changed] if update > 0 else lines))
+    start = [f"going on after update {update}"] if update > 0 else []
+    say("\n".join([*lines, *start, *changed]))
     return record
 
 

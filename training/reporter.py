@@ -7,8 +7,8 @@ from typing import Any
 
 from configs import TrainConfig
 from training.console import fail, say
-from training.folder import Status
 from training.metrics import MetricsFile, TrainingClock, format_count, format_duration
+from training.status import Status
 from training.tracking import Tracker
 
 
@@ -37,8 +37,6 @@ class Reporter:
     ) -> None:
         folder = Path(config.out_dir)
         self.config, self.status, self.clock = config, status, clock
-        self.ended = False
-        """whether everything that matters is on the disk"""
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.tokens_per_update = config.total_batch_size * config.block_size
         self._last_row = (update, clock.seconds())
@@ -78,7 +76,7 @@ class Reporter:
         """Closes the files and says how the run ended.
 
         Args:
-            finished: or else asked to stop, by `reason`; None: by another process.
+            finished: or else asked to stop, by `reason`.
             unwritten: a line for each checkpoint that could not be written.
 
         Returns:
@@ -93,13 +91,15 @@ class Reporter:
         elif finished:
             self.status.write("finished", update)
         else:
-            self.status.write("stopped", update, reason or "a signal to another process")
-        self.ended = True
+            self.status.write("stopped", update, reason)
         if not finished:
             say(f"stopped after update {update}; --resume=auto goes on from there")
-        if self._tracker is not None:
-            self._tracker.finish()  # takes as long as its network does
         return not problems
+
+    def finish_tracking(self) -> None:
+        """Ends the run in wandb, which takes as long as its network does."""
+        if self._tracker is not None:
+            self._tracker.finish()
 
     def _write(self, update: int, row: dict[str, Any]) -> None:
         place = {"iter": update, "tokens": update * self.tokens_per_update, "time": self.clock.seconds()}

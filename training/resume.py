@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,30 @@ FIXED_KEYS = (
     *("total_batch_size", "seed", "optimizer", "exact", "embedding_adamw", "mars_last_grad"),
 )
 UNLISTED_KEYS = ("out_dir", "resume")  # say nothing of the run
+# These may change without changing what the run computes, but for rounding. max_iters does if it sets the decay.
+NEUTRAL_KEYS = (
+    *("max_iters", "lr_decay_iters", "eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints"),
+    *("max_bad_updates", "stop_seconds", "batch_size", "shard_optimizer", "device", "compile", "compile_optimizer"),
+    *("deterministic", "wandb_log", "wandb_project", "wandb_run_name", "wandb_x_axis", *UNLISTED_KEYS),
+)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What a run goes on from."""
+
+    saved: dict[str, Any] | None
+    """the checkpoint; None where there is none yet"""
+    changed: list[str]
+    """a line for each setting whose value is another one from here on"""
+    other_course: bool
+    """whether updates come out differently than with the settings until now"""
 
 
 def load_for_resume(
     checkpoints: CheckpointFolder, config: TrainConfig, fingerprint: str, processes: Processes
-) -> dict[str, Any] | None:
-    """The newest checkpoint, if the run may go on from it with this config and data. None where there is none yet.
+) -> Resume:
+    """The newest checkpoint, if the run may go on from it with this config and data.
 
     Raises:
         RunError: no checkpoint can be read; the model, the order of the data or the optimizer's state would change;
@@ -36,12 +55,14 @@ def load_for_resume(
     if processes.sum([float(done)]) != [float(done * processes.size)]:
         raise RunError(f"{folder} holds other checkpoints on other hosts; all hosts must share the folder")
     if saved is not None:
-        _check(saved["config"], saved["data"], config, fingerprint, folder)
-    elif record := read_json(folder / "config.json"):
-        # Killed before its first checkpoint; what it wrote in metrics.jsonl must come again.
-        data = record.get("data")
-        _check(record, data.get("fingerprint") if isinstance(data, dict) else None, config, fingerprint, folder)
-    return saved
+        before, data = saved["config"], saved["data"]
+    else:  # a start, or killed before the first checkpoint: config.json has what its rows were computed with
+        before = read_json(folder / "config.json")
+        data = before["data"].get("fingerprint") if isinstance(before.get("data"), dict) else None
+    _check(before, data, config, fingerprint, folder)
+    changed = _changed_settings(before, config)
+    lines = [f"changed     {key}: {old} until now, {new} from here on" for key, (old, new) in changed.items()]
+    return Resume(saved, lines, _is_other_course(before, config, set(changed)))
 
 
 def _check(saved: dict[str, Any], data: str | None, config: TrainConfig, fingerprint: str, folder: Path) -> None:
@@ -58,11 +79,21 @@ def _check(saved: dict[str, Any], data: str | None, config: TrainConfig, fingerp
         )
 
 
-def changed_settings(saved: dict[str, Any], config: TrainConfig) -> list[str]:
-    """A line for each key whose value is another one from here on."""
+def _changed_settings(saved: dict[str, Any], config: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The settings that had another value: that value, and the present one."""
     now = asdict(config)
-    return [
-        f"changed     {key}: {saved[key]} until now, {now[key]} from here on"
+    return {
+        key: (saved[key], now[key])
         for key in now
-        if key in saved and key not in UNLISTED_KEYS and saved[key] != now[key]
-    ]
+        # config.json makes lists of tuples
+        if key in saved and key not in UNLISTED_KEYS and json.dumps(saved[key]) != json.dumps(now[key])
+    }
+
+
+def _is_other_course(saved: dict[str, Any], config: TrainConfig, changed: set[str]) -> bool:
+    if changed - set(NEUTRAL_KEYS):
+        return True
+    if isinstance(config.gamma, str) and "max_iters" in changed:  # a schedule over max_iters
+        return True
+    decay = saved.get("lr_decay_iters") or saved.get("max_iters")
+    return bool(changed) and decay != config.decay_iters

@@ -25,6 +25,9 @@ STOPPED = 75  # EX_TEMPFAIL: not finished, to be started again
 UNSAVED = 74  # EX_IOERR: something could not be written
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+ORPHANED = "the end of torchrun"
+REASONS = (*(number.name for number in SIGNALS), ORPHANED)
+PARENT = os.getppid()  # now: later it could be gone already
 ENOUGH = 1.0  # seconds after which a second Ctrl-C is meant: torchrun passes on the first
 
 
@@ -43,7 +46,10 @@ class StopRequest:
         self._seconds, self._at_deadline, self._announce = seconds, at_deadline, announce
         self._since = 0.0
         self._end: threading.Timer | None = None
-        self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+    def votes(self) -> list[float]:
+        """The reason as numbers that can be summed over processes; for `agreed_reason`."""
+        return [float(self.reason == reason) for reason in REASONS]
 
     def __enter__(self) -> StopRequest:
         self._before: dict[signal.Signals, Any] = {}
@@ -73,16 +79,17 @@ class StopRequest:
             os.close(self._reading)
 
     def _listen(self) -> None:
+        poll = select.poll()  # select.select fails from the 1024th open file on
+        poll.register(self._reading, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._reading], [], [], 0.5)
-            if ready:
+            if poll.poll(500):
                 numbers = os.read(self._reading, 64)
                 if not numbers:  # closed at the end of the block
                     return
                 for number in numbers:
                     self._take(number)
-            if self._parent is not None and os.getppid() != self._parent:
-                self._ask("the end of torchrun")
+            if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != PARENT:
+                self._ask(ORPHANED)
 
     def _take(self, number: int) -> None:
         if number not in SIGNALS:
@@ -110,3 +117,8 @@ class StopRequest:
         last_words.start()
         last_words.join(1.0)
         os._exit(STOPPED)
+
+
+def agreed_reason(votes: list[float]) -> str | None:
+    """The reason that one process or more had, the same on all; None where none was asked to stop."""
+    return next((reason for reason, count in zip(REASONS, votes, strict=True) if count > 0), None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from training.console import say, warn
 
 PROBE_SECONDS = 5.0
 INIT_SECONDS = 30.0
@@ -38,7 +39,7 @@ class Tracker:
             except wandb.errors.CommError as error:
                 if chosen:
                     raise
-                print(f"wandb: no connection ({error}), recording offline", flush=True)
+                say(f"wandb: no connection ({error}), recording offline")
                 self._run = wandb.init(mode="offline", **options)
             self._run.define_metric(x_axis)
             self._run.define_metric("*", step_metric=x_axis)
@@ -62,14 +63,14 @@ class Tracker:
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        print(f"warning: wandb failed, training goes on without it: {error}", file=sys.stderr, flush=True)
+        warn(f"wandb failed, training goes on without it: {error}")
         self._run = None
 
 
 def _can_go_online(wandb: Any) -> bool:
     """Whether there is a login, and a server that answers."""
     if not wandb.login(prompt=False, verify=False):
-        print("wandb: no login on this machine, recording offline", flush=True)
+        say("wandb: no login on this machine, recording offline")
         return False
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy")):
         return True  # the proxy knows the way; wandb's own time limit decides
@@ -78,6 +79,6 @@ def _can_go_online(wandb: Any) -> bool:
         port = server.port or (80 if server.scheme == "http" else 443)
         socket.create_connection((server.hostname, port), timeout=PROBE_SECONDS).close()
     except OSError as error:
-        print(f"wandb: {server.hostname} cannot be reached ({error}), recording offline", flush=True)
+        say(f"wandb: {server.hostname} cannot be reached ({error}), recording offline")
         return False
     return True

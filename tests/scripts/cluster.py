@@ -13,6 +13,8 @@ from pathlib import Path
 NODES = ("node1", "node2")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "munge")
 
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -89,13 +91,16 @@ class Cluster:
 
     def wait_for_job(self, number: str, seconds: float = 240) -> dict[str, str]:
         """Waits for the end of a job; one that was put back into the queue starts at once."""
+        seen: list[str] = []
 
         def ended() -> bool:
             job = self.job(number)
+            seen.append(job["JobState"])
             if job["JobState"] == "PENDING" and job["Reason"] == "BeginTime":
                 with suppress(AssertionError):  # it may have started meanwhile
                     self.call("scontrol", "update", f"JobId={number}", "StartTime=now")
-            return job["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED")
+            # On its way back into the queue, a job passes through states that look like ends.
+            return seen[-1] in ENDS and len(seen) >= 10 and set(seen[-10:]) == {seen[-1]}
 
         self.wait(ended, seconds)
         return self.job(number)

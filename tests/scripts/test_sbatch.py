@@ -68,17 +68,21 @@ def test_two_nodes_train_one_run(submit: Submit, run_train: Train) -> None:
     )
 
 
+@pytest.mark.timeout(900)
 def test_a_time_limit_leads_to_the_queue_and_on_to_the_end(submit: Submit, run_train: Train) -> None:
-    """Slurm sends the signal up to a minute before it is due: here, at once to 60 s after the start. So the run is
-    made long enough that it cannot end before."""
-    settings = ("--optimizer=mars-adamw", "--eval_interval=500", "--checkpoint_interval=1000", "--lr_decay_iters=9000")
-    long = ("--n_embd=64", "--n_layer=4", "--max_iters=9000", "--dropout=0.1", *settings)
+    """Slurm sends the signal up to a minute before it is due: here, 45 to 75 s after the start. So the run gets as many
+    updates as two processes here make in 110 s."""
+    settings = ("--optimizer=mars-adamw", "--n_embd=64", "--n_layer=4", "--dropout=0.1", "--eval_interval=500")
+    trial = run_train.fresh(*settings, "--max_iters=400", out="trial", processes=2)
+    times = {row["iter"]: row["time"] for row in trial.rows}
+    updates = int(110 * 300 / (times[400] - times[100]))
+    long = (*settings, f"--max_iters={updates}", "--checkpoint_interval=1000", "--log_interval=7")
     number = submit(*long, out="job", options=("--nodes=2", "--time=2", "--signal=USR1@45"))
     job = submit.cluster.wait_for_job(number, 600)
     assert job["JobState"] == "COMPLETED", submit.log("job")
     assert int(job["Restarts"]) >= 1
     assert submit.log("job").count("back into the queue") == int(job["Restarts"])
-    straight = run_train.fresh(*long, out="straight", processes=2)
+    straight = run_train.fresh(*long, out="straight", processes=2, timeout=300)
     assert straight.status == 0
     for key in ("train/loss", "val/loss"):
         assert submit.series("job", key) == submit.series("straight", key)

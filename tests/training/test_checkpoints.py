@@ -62,6 +62,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
     return tmp_path / "run" / "checkpoints"
 
 

@@ -60,6 +60,7 @@ def test_evaluating_leaves_no_trace_in_training(run_train: Train, settings: tupl
                 assert torch.equal(saved["optimizer"]["state"][number][name], value), (n, number, name)
 
 
+@pytest.mark.slow
 def test_evaluating_leaves_no_trace_in_two_processes(run_train: Train) -> None:
     common = ("--optimizer=mars-adamw", "--exact=true", "--gamma=0.3", "--dropout=0.1", "--batch_size=2")
     runs = [run_train.fresh(*common, f"--eval_interval={n}", out=f"every{n}", processes=2) for n in (0, 1)]

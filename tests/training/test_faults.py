@@ -112,6 +112,7 @@ def test_a_log_that_nobody_reads_does_not_end_the_run(run_train: Train, processe
     assert read_status(run.folder)["state"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_log_whose_reader_hangs_does_not_keep_a_run_from_ending(run_train: Train) -> None:
     popen = run_train.start("--max_iters=100000", "--eval_interval=0", "--stop_seconds=2")
     assert popen.stdout is not None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from optim.build import BUILDERS
 from tests.conftest import Outcome, Train
+from training.folder import read_status
 
 UPDATES, STOPS = 20, (7, 13, 20)  # 7 + 6 + 7 updates; stops are no multiples of the interval of evaluations
 COMMON = ("--batch_size=2", f"--lr_decay_iters={UPDATES}", "--eval_interval=4")
@@ -70,7 +71,9 @@ def validation(outcome: Outcome) -> dict[int, float]:
 
 
 def files(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+    """But for status.json, which says how the last start ended."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.name != "status.json"]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in found}
 
 
 def fresh(run_train: Train, *settings: str, out: str, processes: int = 1) -> Outcome:
@@ -226,6 +229,7 @@ def test_another_model_data_or_optimizer_is_refused(run_train: Train, key: str, 
     assert done.stderr.startswith(f"error: {begun.folder} was trained with {key}={before!r}, now it is {now!r}; ")
     assert f"--{key}={before}" in done.stderr
     assert files(begun.folder) == untouched
+    assert read_status(begun.folder)["state"] == "failed"
 
 
 @pytest.mark.parametrize("part", ["train", "val"])
@@ -241,6 +245,7 @@ def test_other_tokens_in_the_same_files_are_refused(run_train: Train, dataset: P
     assert done.stderr.startswith(f"error: {begun.folder} was trained on dataset=")
     assert "other tokens" in done.stderr
     assert files(begun.folder) == untouched
+    assert read_status(begun.folder)["state"] == "failed"
     tokens[len(tokens) // 2] ^= 1
     tokens.tofile(file)
     assert run_train("--max_iters=4", "--resume=auto").status == 0

@@ -2,18 +2,21 @@
 nothing had been."""
 
 import os
+import resource
 import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from data.batches import EvaluationBatches, TrainingBatches
 from tests.conftest import ROOT, Outcome, Train
 from tests.helpers import write_tokens
 from tests.training.background import FAULTY, Background, how_it_stands, rows, start_torchrun, two_hosts
-from training.folder import read_status
+from training.folder import FolderLock, read_status
+from training.processes import Processes
 from training.stopping import SIGNALS, STOPPED, StopRequest
 
 LONG = ("--max_iters=100000", "--lr_decay_iters=100", "--eval_interval=0")
@@ -205,6 +208,7 @@ def test_a_second_interrupt_ends_at_once(run_train: Train) -> None:
     assert "SIGINT: finishing this update, then saving; once more ends at once\n" in stopped.stdout
 
 
+@pytest.mark.slow
 def test_an_update_that_takes_too_long_is_given_up(run_train: Train) -> None:
     with stuck(run_train, "--stop_seconds=2") as run:
         run.wait_for_update(5)
@@ -213,7 +217,9 @@ def test_an_update_that_takes_too_long_is_given_up(run_train: Train) -> None:
         assert run.popen.poll() is None
         stopped = run.end(within=5)
     assert stopped.status == STOPPED
-    assert stopped.stderr.startswith("error: SIGTERM: no end after 2 s; the last checkpoint is that of update 4")
+    assert stopped.stderr.startswith(
+        "error: SIGTERM: no end after 2 s; what was done since the last checkpoint (update 4,"
+    )
     assert stopped.stderr.count("\n") == 1
     assert checkpoints(stopped.folder) == ["iter-00000002.pt", "iter-00000004.pt"]
     goes_on(run_train, stopped)
@@ -232,8 +238,40 @@ def test_an_update_that_takes_too_long_on_one_of_two(run_train: Train) -> None:
     assert stopped.status != 0
     errors = [line for line in stopped.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert errors[0].startswith("error: SIGTERM: no end after 2 s; the last checkpoint is that of update 4")
+    assert errors[0].startswith("error: SIGTERM: no end after 2 s; what was done since the last checkpoint (update 4,")
     assert checkpoints(stopped.folder)[-1] == "iter-00000004.pt"
+
+
+def test_a_request_is_heard_with_a_thousand_files_open() -> None:
+    """A data set of many shards."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with StopRequest(30, lambda reason: None, announce=False) as stop:
+            assert max(files) >= 1024
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            assert stop.reason == "SIGTERM"
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.slow
+def test_processes_whose_torchrun_ends_while_they_wait_do_not_train(run_train: Train) -> None:
+    folder = run_train.folder("run")
+    folder.mkdir()
+    with FolderLock(folder, Processes(0, 0, 1, torch.device("cpu"))):
+        popen = run_train.start(*LONG, processes=2)
+        assert popen.stdout is not None
+        assert popen.stdout.readline().startswith("waiting for another process")
+        popen.send_signal(signal.SIGUSR1)
+        popen.wait(10)
+    with Background(popen, folder) as run:
+        run.end(within=25)
+    assert checkpoints(folder) in ([], ["iter-00000000.pt"])
 
 
 @pytest.mark.parametrize("under_torchrun", [True, False])

@@ -14,13 +14,15 @@ import torch
 
 from scripts import status
 from tests.conftest import ROOT, Train
-from training.folder import FolderLock, State, Status, read_status
+from training.folder import FolderLock, read_status
 from training.processes import Processes
+from training.status import State, Status
 
 ALONE = Processes(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 FOREVER = ("--max_iters=1000000", "--lr_decay_iters=60", "--eval_interval=50", "--checkpoint_interval=5")
 
 
+@pytest.mark.slow
 def test_how_a_run_stands_through_its_life(run_train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_train.folder("run")
 
@@ -126,3 +128,25 @@ def test_the_script_as_typed(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (75, "")
     assert done.stdout.startswith(".: stopped; 2,000 of 6 updates; no checkpoint; SIGUSR1; 20")
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2
+
+
+def test_a_start_that_fails_is_not_taken_for_the_stop_before(run_train: Train, tmp_path: Path) -> None:
+    """Or a script would start it again for ever."""
+    run_train("--max_iters=3", "--lr_decay_iters=6")
+    folder = run_train.folder("run")
+    Status(folder, max_iters=6, writes=True).write("stopped", 3, "SIGTERM")
+    assert status.main([str(folder)]) == 75
+    newest = folder / "checkpoints" / "iter-00000003.pt"
+    newest.write_bytes(newest.read_bytes()[:100])
+    (folder / "checkpoints" / "iter-00000000.pt").unlink(missing_ok=True)
+    assert run_train("--resume=auto").status == 2
+    assert status.main([str(folder)]) == 1
+
+
+def test_a_stopped_run_has_the_updates_of_its_checkpoint(run_train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not of rows that an earlier process wrote before it was killed."""
+    run_train()
+    folder = run_train.folder("run")
+    Status(folder, max_iters=6, writes=True).write("stopped", 3, "SIGTERM")
+    status.main([str(folder)])
+    assert "stopped; 3 of 6 updates" in capsys.readouterr().out

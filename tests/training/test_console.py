@@ -1,0 +1,34 @@
+"""What becomes of a run's words where nobody can hear them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ENVIRONMENT, ROOT, Train
+
+STREAMS = ("<&-", ">&-", "2>&-")
+
+
+@pytest.mark.parametrize("closing", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in STREAMS)])
+def test_closed_streams_are_no_matter(run_train: Train, closing: str) -> None:
+    """Nor do files of the run take their descriptors, into which a library could print."""
+    command = [sys.executable, str(ROOT / "train.py"), str(run_train.config)]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closing}', "sh", *command], env=ENVIRONMENT, cwd=ROOT, timeout=60)
+    assert done.returncode == 0
+    assert (run_train.folder("run") / "checkpoints" / "iter-00000006.pt").exists()
+
+
+def test_words_that_the_console_cannot_show(run_train: Train, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), str(run_train.config), f"--out_dir={tmp_path / 'ü 数'}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\\xfc \\u6570" in done.stdout
+    assert os.path.exists(tmp_path / "ü 数" / "metrics.jsonl")  # noqa: PTH110
