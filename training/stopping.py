@@ -62,6 +62,7 @@ class StopRequest:
                 self._before[number] = signal.signal(number, lambda *_: None)
                 signal.siginterrupt(number, False)
             self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self._look_for_parent()
         self._thread = threading.Thread(target=self._listen, name="stop requests", daemon=True)
         self._thread.start()
         return self
@@ -88,8 +89,11 @@ class StopRequest:
                     return
                 for number in numbers:
                     self._take(number)
-            if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != PARENT:
-                self._ask(ORPHANED)
+            self._look_for_parent()
+
+    def _look_for_parent(self) -> None:
+        if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != PARENT:
+            self._ask(ORPHANED)
 
     def _take(self, number: int) -> None:
         if number not in SIGNALS:
