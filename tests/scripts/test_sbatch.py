@@ -15,8 +15,6 @@ from tests.scripts.cluster import Cluster, what_is_missing
 
 SCRIPT = ROOT / "scripts" / "train.sbatch"
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -57,6 +55,7 @@ def submit(cluster: Cluster, run_train: Train, tmp_path: Path) -> Submit:
     return Submit(cluster, run_train, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_nodes_train_one_run(submit: Submit, run_train: Train) -> None:
     number = submit("--optimizer=mars-adamw", out="job", options=("--nodes=2",))
     assert submit.cluster.wait_for_job(number)["JobState"] == "COMPLETED", submit.log("job")
@@ -69,6 +68,7 @@ def test_two_nodes_train_one_run(submit: Submit, run_train: Train) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_a_time_limit_leads_to_the_queue_and_on_to_the_end(submit: Submit, run_train: Train) -> None:
     """Slurm sends the signal up to a minute before it is due: here, 45 to 75 s after the start. So the run gets as many
     updates as two processes here make in 110 s."""
@@ -88,6 +88,7 @@ def test_a_time_limit_leads_to_the_queue_and_on_to_the_end(submit: Submit, run_t
         assert submit.series("job", key) == submit.series("straight", key)
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_do_not_meet(submit: Submit) -> None:
     numbers = [submit(f"--seed={seed}", "--max_iters=60", out=f"job{seed}", options=("--nodes=1",)) for seed in (1, 2)]
     for number in numbers:
@@ -98,6 +99,7 @@ def test_two_jobs_at_once_do_not_meet(submit: Submit) -> None:
     assert ports[0].group(1) != ports[1].group(1)
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_stays_out_of_the_queue(submit: Submit) -> None:
     number = submit("--learning_rate=1e30", "--warmup_iters=0", "--max_iters=50", out="job")
     job = submit.cluster.wait_for_job(number)
@@ -106,6 +108,7 @@ def test_a_job_that_fails_stays_out_of_the_queue(submit: Submit) -> None:
     assert "failed; " in submit.log("job")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_cancelled_saves_and_stays_out_of_the_queue(submit: Submit) -> None:
     number = submit("--max_iters=1000000", "--eval_interval=0", out="job")
     rows = submit.run_train.folder("job") / "metrics.jsonl"
@@ -117,12 +120,14 @@ def test_a_job_that_is_cancelled_saves_and_stays_out_of_the_queue(submit: Submit
     assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
 
 
+@pytest.mark.slow
 def test_a_task_of_an_array_takes_its_config(submit: Submit, run_train: Train, tmp_path: Path) -> None:
     number = submit(out="job", options=("--array=1",), configs=(tmp_path / "gone.py", run_train.config))
     assert submit.cluster.wait_for_job(number)["JobState"] == "COMPLETED", submit.log("job")
 
 
 @pytest.mark.parametrize("mistake", ["config", "key", "python", "array"])
+@pytest.mark.slow
 def test_mistakes_end_in_a_line(submit: Submit, tmp_path: Path, mistake: str) -> None:
     arguments, options, configs, word = {
         "config": ((), (), (tmp_path / "gone.py",), "gone.py"),
@@ -139,6 +144,7 @@ def test_mistakes_end_in_a_line(submit: Submit, tmp_path: Path, mistake: str) ->
     assert word in errors[0]
 
 
+@pytest.mark.slow
 def test_a_pair_is_submitted_and_compared(submit: Submit, dataset: Path, tmp_path: Path) -> None:
     """In a copy of the checkout, since the configs' own folders are used."""
     checkout = tmp_path / "checkout"
@@ -166,7 +172,28 @@ def test_a_pair_is_submitted_and_compared(submit: Submit, dataset: Path, tmp_pat
     assert "stdlib_mars" in table
 
 
-def test_outside_slurm_it_says_how_to_submit() -> None:
-    done = subprocess.run(["bash", str(SCRIPT), "configs/stdlib_mars.py"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "sbatch scripts/train.sbatch" in done.stderr
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "sbatch scripts/train.sbatch"),
+        ({"SLURM_JOB_ID": "7"}, "scontrol is not on the PATH"),
+        ({"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": "/", "with": "scontrol"}, "/ has no train.py"),
+        ({"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(ROOT), "with": "scontrol"}, "no config"),
+    ],
+)
+def test_outside_a_job_or_without_its_tools(tmp_path: Path, variables: dict[str, str], words: str) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "hostname", "cat", "env", variables.pop("with", "bash")):
+        link = programs / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(shutil.which(name) or "/bin/true")
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", str(SCRIPT), *(() if "SLURM_SUBMIT_DIR" in variables else ("a.py",))],
+        capture_output=True,
+        text=True,
+        env={"PATH": str(programs)} | variables,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
