@@ -54,7 +54,7 @@ def test_published_recipe(
 
 
 def test_every_config_loads_and_writes_into_a_folder_of_its_own() -> None:
-    paths = [path for path in CONFIGS.glob("*_*.py") if path.name != "__init__.py"]
+    paths = [path for path in CONFIGS.glob("*_*.py") if not path.name.startswith("__")]
     assert len(paths) == 17
     assert len({load_config(path).out_dir for path in paths}) == len(paths)
 

@@ -248,6 +248,7 @@ def test_what_is_printed_is_narrow_and_says_what_it_assumes(
     assert ("mars-shampoo, exact" in text) == ("--all" in arguments)
 
 
+@pytest.mark.slow
 def test_a_config_that_an_optimizer_cannot_have_is_a_row_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     text = text_of(capsys, str(ROOT / "configs/stdlib_lion.py"), "--gpu", "cpu", "--all", "--mars_last_grad=folded")
     row = next(line for line in text.splitlines() if line.startswith("mars-adamw  "))
@@ -293,6 +294,7 @@ def test_no_config(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.slow
 def test_it_runs_from_anywhere(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts/plan.py"), str(ROOT / "configs/stdlib_mars.py"), "--gpu", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)

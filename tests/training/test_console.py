@@ -21,6 +21,7 @@ def test_closed_streams_are_no_matter(run_train: Train, closing: str) -> None:
     assert (run_train.folder("run") / "checkpoints" / "iter-00000006.pt").exists()
 
 
+@pytest.mark.slow
 def test_words_that_the_console_cannot_show(run_train: Train, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), str(run_train.config), f"--out_dir={tmp_path / 'ü 数'}"],

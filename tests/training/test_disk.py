@@ -81,6 +81,7 @@ def run_limited(run_train: Train, tmp_path: Path, limit: int, *overrides: str, o
     return Outcome(process.returncode, stdout, stderr, run_train.folder(out))
 
 
+@pytest.mark.slow
 def test_no_room_for_checkpoints(run_train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     straight = run_train(*COMMON, "--max_iters=120", out="straight")
     first = run_train(*COMMON, "--max_iters=40", out="run")
@@ -165,6 +166,7 @@ def test_a_disk_that_is_full(run_train: Train, tmp_path: Path) -> None:
     assert not list((copy / "part-3").rglob("*.tmp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [("stdout",), ("stdout", "stderr")], ids="+".join)
 def test_a_log_without_room_is_no_matter(run_train: Train, streams: tuple[str, ...]) -> None:
     if not Path("/dev/full").exists():

@@ -96,6 +96,7 @@ def test_a_resume_is_exact_with_dropout(run_train: Train, optimizer: str) -> Non
         assert torch.equal(saved(parts.folder, 7)[name], weight)
 
 
+@pytest.mark.slow
 def test_accumulation_and_processes_change_nothing(run_train: Train) -> None:
     one = run_train(*EXACT, "--batch_size=8", "--max_iters=8", out="one")
     for other in (

@@ -97,7 +97,8 @@ def test_a_disk_that_fails_ends_the_run_in_a_line(
     assert newest(done.folder) == 4
 
 
-@pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [None, 2])
 def test_a_log_that_nobody_reads_does_not_end_the_run(run_train: Train, processes: int | None) -> None:
     popen = run_train.start("--max_iters=200", processes=processes)
     assert popen.stdout is not None

@@ -10,7 +10,7 @@ from tests.conftest import Train
 @pytest.mark.parametrize(
     ("settings", "tolerance"),
     [
-        (("--optimizer=mars-adamw", "--mars_clip=global"), 1e-5),
+        pytest.param(("--optimizer=mars-adamw", "--mars_clip=global"), 1e-5, marks=pytest.mark.slow),
         pytest.param(("--optimizer=adamw",), 1e-5, marks=pytest.mark.slow),
         pytest.param(("--optimizer=mars-adamw", "--exact=true", "--gamma=0.3"), 1e-5, marks=pytest.mark.slow),
         pytest.param(("--optimizer=mars-adamw", "--dtype=float16"), 1e-3, marks=pytest.mark.slow),

@@ -194,6 +194,7 @@ def stuck(run_train: Train, *settings: str) -> Background:
     return Background(popen, run_train.folder("run"))
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_at_once(run_train: Train) -> None:
     with stuck(run_train, "--stop_seconds=50") as run:
         run.wait_for_update(5)

@@ -46,6 +46,7 @@ def test_without_a_login_it_records_offline_and_says_how_to_send_it(run_with_wan
     assert content.count(b"train/loss") >= 6
 
 
+@pytest.mark.slow
 def test_a_login_without_a_network(run_with_wandb: Run, tmp_path: Path) -> None:
     done = run_with_wandb(WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
     assert done.returncode == 0, done.stderr
