@@ -448,6 +448,7 @@ print("\\n".join(str(w.message) for w in caught if "optim" in str(w.message)))
 """
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_warns_once_and_steps_eagerly(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(

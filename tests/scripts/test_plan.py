@@ -232,9 +232,14 @@ def test_data_sets(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("configs/gpt2_small_mars_exact.py", "--gpu", "h100", "--gpus", "32", "--nodes", "4", "--all", "--n_layer=2"),
+        pytest.param(
+            ("configs/gpt2_small_mars_exact.py", "--gpu", "h100", "--gpus=32", "--nodes=4", "--all", "--n_layer=2"),
+            marks=pytest.mark.slow,
+        ),
         ("configs/gpt2_large_adamw.py", "--gpu", "b200", "--gpus", "2", "--shard_optimizer=true", "--n_layer=3"),
-        ("configs/stdlib_lion.py", "--gpu", "cpu", "--all", "--tokens-per-sec", "20000"),
+        pytest.param(
+            ("configs/stdlib_lion.py", "--gpu", "cpu", "--all", "--tokens-per-sec", "20000"), marks=pytest.mark.slow
+        ),
         ("configs/stdlib_muon.py", "--gpu", "4090", "--compile_optimizer=false", "--dtype=float32"),
     ],
 )

@@ -9,10 +9,11 @@ import pytest
 
 from tests.conftest import ENVIRONMENT, ROOT, Train
 
-STREAMS = ("<&-", ">&-", "2>&-")
+STREAMS = ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
 
 
-@pytest.mark.parametrize("closing", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in STREAMS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("closing", STREAMS)
 def test_closed_streams_are_no_matter(run_train: Train, closing: str) -> None:
     """Nor do files of the run take their descriptors, into which a library could print."""
     command = [sys.executable, str(ROOT / "train.py"), str(run_train.config)]

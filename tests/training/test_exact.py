@@ -127,6 +127,7 @@ def test_a_run_cannot_change_its_form(run_train: Train) -> None:
     assert "exact=False, now it is True; set --exact=False" in done.stderr
 
 
+@pytest.mark.slow
 def test_adamw_has_no_exact_form(run_train: Train) -> None:
     done = run_train("--optimizer=adamw", "--exact=true")
     assert (done.status, done.stderr.count("\n")) == (2, 1)

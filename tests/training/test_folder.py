@@ -106,6 +106,7 @@ def test_a_second_run_is_refused_and_the_first_is_unharmed(
     assert len((folder / "starts.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_had_to_wait_goes_on_from_where_the_other_ends(run_train: Train, background: Background) -> None:
     """As when a scheduler starts the next job while the last one is still saving."""
     straight = run_train(*COMMON, "--max_iters=300", out="straight")
