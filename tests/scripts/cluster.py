@@ -90,15 +90,21 @@ class Cluster:
         return dict(part.split("=", 1) for part in text.split() if "=" in part)
 
     def wait_for_job(self, number: str, seconds: float = 240) -> dict[str, str]:
-        """Waits for the end of a job; one that was put back into the queue starts at once."""
+        """Waits for the end of a job; one that was put back into the queue starts after seconds, not Slurm's two minutes.
+
+        Not at once: a credential is good for one start, Slurm tells starts apart by their second, and fails a job that
+        starts again within it.
+        """
         seen: list[str] = []
+        hurried: set[str] = set()
 
         def ended() -> bool:
             job = self.job(number)
             seen.append(job["JobState"])
-            if job["JobState"] == "PENDING" and job["Reason"] == "BeginTime":
+            if job["JobState"] == "PENDING" and job["Reason"] == "BeginTime" and job["Restarts"] not in hurried:
+                hurried.add(job["Restarts"])
                 with suppress(AssertionError):  # it may have started meanwhile
-                    self.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+                    self.call("scontrol", "update", f"JobId={number}", "StartTime=now+4")
             # On its way back into the queue, a job passes through states that look like ends.
             return seen[-1] in ENDS and len(seen) >= 10 and set(seen[-10:]) == {seen[-1]}
 
