@@ -90,7 +90,7 @@ class Cluster:
         return dict(part.split("=", 1) for part in text.split() if "=" in part)
 
     def wait_for_job(self, number: str, seconds: float = 240) -> dict[str, str]:
-        """Waits for the end of a job; one that was put back into the queue starts after seconds, not Slurm's two minutes.
+        """Waits for the end of a job; one put back into the queue starts again after seconds, not two minutes.
 
         Not at once: a credential is good for one start, Slurm tells starts apart by their second, and fails a job that
         starts again within it.
