@@ -78,22 +78,14 @@ class CheckpointFolder:
         Raises:
             RunError: there are files, and none of them can be read.
         """
-        files = self._files()
+        files = self.files()
         for path in reversed(files):
             try:
-                _check_sums(path)
-                checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-                if isinstance(checkpoint, dict) and set(KEYS) <= set(checkpoint):
-                    return checkpoint
-                missing = set(KEYS) - set(checkpoint) if isinstance(checkpoint, dict) else KEYS
-                problem = f"it lacks {', '.join(sorted(missing))}"
-            except MemoryError:
-                raise
-            except Exception as error:  # whatever a damaged file makes of the unpickler
-                problem = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._unreadable.add(path)
-            if self._speaks:
-                warn(f"{path.absolute()} is not a checkpoint, skipped: {problem}")
+                return read_checkpoint(path)
+            except RunError as error:
+                self._unreadable.add(path)
+                if self._speaks:
+                    warn(f"skipped: {error}")
         if files:
             raise RunError(f"{self.path.absolute()}: no checkpoint can be read; choose another --out_dir")
         return None
@@ -104,7 +96,7 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
     def _write(self, checkpoint: dict[str, Any], waited: float) -> None:
-        start, update, target = time.perf_counter(), checkpoint["iter"], self._file(checkpoint["iter"])
+        start, update, target = time.perf_counter(), checkpoint["iter"], self.file(checkpoint["iter"])
         try:
             _check_finite(checkpoint["model"])
             self.path.mkdir(exist_ok=True)  # not the run's folder: if that was moved, this is not the place any more
@@ -122,20 +114,42 @@ class CheckpointFolder:
     def _delete_old(self, update: int, best: int) -> None:
         """Keeps the newest of those up to this update, and the best. Newer ones, and those that could not be read, do
         not count: they are of no use to this run, but may be to somebody."""
-        files = [path for path in self._files() if _update_of(path) <= update]
+        files = [path for path in self.files() if _update_of(path) <= update]
         files = [path for path in files if path not in self._unreadable and path.is_file()]
-        wanted = {*files[-self.keep :], self._file(best)}
+        wanted = {*files[-self.keep :], self.file(best)}
         for old in files:
             if old not in wanted:
                 with suppress(OSError):
                     old.unlink()
 
-    def _files(self) -> list[Path]:
+    def files(self) -> list[Path]:
+        """All that are there, by their updates."""
         names = [path for path in self.path.glob("iter-*.pt") if re.fullmatch(r"iter-\d{8,}\.pt", path.name)]
         return sorted(names, key=_update_of)
 
-    def _file(self, update: int) -> Path:
+    def file(self, update: int) -> Path:
+        """Where the checkpoint of an update is."""
         return self.path / f"iter-{update:08}.pt"
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint, in host memory.
+
+    Raises:
+        RunError: the file is missing, damaged or no checkpoint.
+    """
+    try:
+        _check_sums(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(checkpoint, dict) and set(KEYS) <= set(checkpoint):
+            return checkpoint
+        missing = set(KEYS) - set(checkpoint) if isinstance(checkpoint, dict) else KEYS
+        problem = f"it lacks {', '.join(sorted(missing))}"
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a damaged file makes of the unpickler
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    raise RunError(f"{path.absolute()} is not a checkpoint: {problem}")
 
 
 def _update_of(path: Path) -> int:

@@ -220,7 +220,7 @@ def test_a_file_that_cannot_be_read_is_skipped_and_left_alone(
     assert load(folder)["iter"] == 2
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 1
-    assert warnings[0].startswith(f"warning: {path / file_of(9)} is not a checkpoint, skipped: ")
+    assert warnings[0].startswith(f"warning: skipped: {path / file_of(9)} is not a checkpoint: ")
 
     save_all(folder, 3, 4)
     assert names(path) == [file_of(3), file_of(4), file_of(9)]
