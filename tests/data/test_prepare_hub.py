@@ -229,6 +229,29 @@ def test_hf_with_a_local_folder(run: Run, fails: Callable[..., str], tmp_path: P
     assert "script" in fails("hf", "script", "--out", "x")
 
 
+def test_hellaswag(hub_run: Run, fake_hub: Any, tmp_path: Path) -> None:
+    """Only the validation split is fetched."""
+    item = {"activity_label": "A", "ctx_a": "b", "ctx_b": "c", "endings": ["d", "e", "f", "g"], "label": "3"}
+    (tmp_path / "set/data").mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        pq.write_table(pa.Table.from_pylist([item] * 2), tmp_path / f"set/data/{split}-00000-of-00001.parquet")
+    fake_hub.repositories["Rowan/hellaswag", "main"] = tmp_path / "set"
+    assert "2 items of HellaSwag written" in hub_run("hellaswag", "--out", "out").stdout
+    lines = (tmp_path / "out/validation.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [item] * 2
+    assert [line.split()[1] for line in fake_hub.log if line.startswith("GET") and "/resolve/" in line] == [
+        f"/datasets/Rowan/hellaswag/resolve/{hashlib.sha1(str(tmp_path / 'set').encode()).hexdigest()}"
+        "/data/validation-00000-of-00001.parquet"
+    ]
+
+
+def test_hellaswag_without_a_network(command_fails: Callable[..., str], tmp_path: Path) -> None:
+    line = command_fails("hellaswag", "--out", "out")
+    assert "no connection to huggingface.co" in line
+    assert "python data/prepare.py hellaswag --from FILE" in line
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("arguments", [["openwebtext"], ["fineweb_edu"], ["hf", "a/b"]])
 def test_no_network(command_fails: Callable[..., str], arguments: list[str]) -> None:
     start = time.monotonic()

@@ -1,0 +1,344 @@
+"""scripts/evaluate.py: losses as training has them, log-likelihoods and accuracies against plain loops, mistakes."""
+
+import json
+import math
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data.items import read_items
+from data.tokenizers import ByteTokenizer, GPT2Tokenizer, Tokenizer
+from model import GPT, GPTConfig
+from scripts import evaluate
+from scripts.evaluation.scoring import Request, encode_pair, loglikelihoods
+from tests.conftest import ENVIRONMENT, ROOT, Train
+from tests.data.conftest import bpe_cache, bpe_files, gpt2  # noqa: F401 (fixtures)
+from tests.helpers import write_tokens
+from training.trained import load_trained
+
+BLOCK = 16
+TEXT = "the cat sat on the mat. "
+ENDINGS = ["c", "the cat sat on the mat.", "dog eat dog", "XYZ, (1)"]
+
+
+@pytest.fixture
+def model() -> GPT:
+    """Of larger weights than at the start of training, so that its preferences are clear."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=BLOCK, vocab_size=64))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return model
+
+
+def requests() -> list[Request]:
+    """Context and continuation that fit, that fill the model, that lose tokens of the context, that exceed it."""
+    rng = np.random.default_rng(0)
+    lengths = [(1, 1), (3, 4), (9, 8), (10, 8), (40, 5), (10, 16), (1, 16), (2, 17), (30, 40)]
+    return [tuple(rng.integers(0, 64, length).tolist() for length in pair) for pair in lengths]  # type: ignore[misc]
+
+
+@torch.no_grad()
+def by_hand(model: GPT, context: list[int], continuation: list[int]) -> float:
+    """Token by token in float64: each after what its piece leaves room for."""
+    exact = GPT(model.config).double().eval()
+    exact.load_state_dict(model.state_dict())
+    piece = BLOCK if len(continuation) <= BLOCK else BLOCK // 2
+    total, whole = 0.0, context + continuation
+    for place in range(len(context), len(whole)):
+        end = len(context) + ((place - len(context)) // piece + 1) * piece
+        first = max(0, min(end, len(whole)) - BLOCK - 1)
+        logits = exact(torch.tensor([whole[first:place]]))[0][0, -1]
+        total += torch.log_softmax(logits, 0)[whole[place]].item()
+    return total
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 100])
+def test_log_likelihoods_are_those_of_a_plain_loop(model: GPT, batch_size: int) -> None:
+    model.train()
+    done: list[int] = []
+    scores = loglikelihoods(model, requests(), batch_size=batch_size, progress=done.append)
+    expected = [by_hand(model, list(context), list(continuation)) for context, continuation in requests()]
+    assert [total for total, _ in scores] == pytest.approx(expected, rel=0, abs=1e-5 * 40)
+    assert model.training
+    assert done[-1] == 7 + 3 + 5  # two continuations in pieces of 8
+
+
+def test_batches_differ_by_rounding_only(model: GPT) -> None:
+    scores = [loglikelihoods(model, requests(), batch_size=size) for size in (1, 3, 8)]
+    for other in scores[1:]:
+        assert [total for total, _ in other] == pytest.approx([total for total, _ in scores[0]], rel=0, abs=1e-5)
+        assert [greedy for _, greedy in other] == [greedy for _, greedy in scores[0]]
+
+
+def test_greedy_is_what_the_model_would_say(model: GPT) -> None:
+    context = [5, 6, 7]
+    said: list[int] = []
+    for _ in range(6):
+        said.append(int(model(torch.tensor([context + said]))[0][0, -1].argmax()))
+    wrong = [*said[:5], (said[5] + 1) % 64]
+    assert [greedy for _, greedy in loglikelihoods(model, [(context, said), (context, wrong)], batch_size=2)] == [
+        True,
+        False,
+    ]
+
+
+def test_the_softmax_is_over_all_rows(model: GPT) -> None:
+    scores = loglikelihoods(model, [([3], [token]) for token in range(64)], batch_size=64)
+    assert sum(math.exp(total) for total, _ in scores) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("request_", [([], [1]), ([1], [])])
+def test_nothing_cannot_be_scored(model: GPT, request_: Request) -> None:
+    with pytest.raises(ValueError, match="request 1: a context of"):
+        loglikelihoods(model, [([1], [1]), request_], batch_size=1)
+
+
+def test_pairs_are_cut_as_the_harness_does(gpt2: GPT2Tokenizer) -> None:  # noqa: F811
+    from lm_eval.api.model import TemplateLM
+
+    tokenizers: list[Tokenizer] = [gpt2, ByteTokenizer()]
+    contexts = ["A man", "A man ", "two  ", "ends.\n", "un", "été 漢", "x\t \n "]
+    continuations = [" sits", "believable", "  twice", "", " 😀", "\n"]
+    for tokenizer in tokenizers:
+
+        def encode(text: str, tokenizer: Tokenizer = tokenizer) -> list[int]:
+            return tokenizer.encode([text], complete=False).tolist()
+
+        harness = SimpleNamespace(backend="causal", tok_encode=encode)
+        for context in contexts:
+            for continuation in continuations:
+                expected = TemplateLM._encode_pair(harness, context, continuation)  # type: ignore[arg-type]
+                assert encode_pair(tokenizer, context, continuation) == tuple(expected)
+        assert encode_pair(tokenizer, "", "a b") == ([tokenizer.end_of_text], encode("a b"))
+        assert encode_pair(tokenizer, " ", "a") == ([tokenizer.end_of_text], encode(" a"))
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def byte_run(run_train: Train, tmp_path: Path) -> Path:
+    """A run that has learned a sentence of bytes."""
+    tokens = ByteTokenizer().encode([TEXT * 200]).tolist()
+    folder = write_tokens(tmp_path / "text", tokens, tokens[:1001])
+    splits = {"val": {"tokens": 1001, "bytes": 2002}}
+    (folder / "meta.json").write_text(json.dumps({"tokenizer": "bytes", "vocab_size": 257, "splits": splits}))
+    settings = ("--vocab_size=272", "--max_iters=40", "--eval_interval=0", "--log_interval=40")
+    assert run_train(f"--dataset={folder}", *settings, out="bytes").status == 0
+    return run_train.folder("bytes")
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Path:
+    """Four items with contexts shorter and longer than the model."""
+    rows = [
+        {"activity_label": "A", "ctx_a": "the cat", "ctx_b": part, "endings": ENDINGS, "label": label}
+        for part, label in (("", "0"), ("sat [title]", 1), (TEXT * 3, "1"), ("was", 3))
+    ]
+    path = tmp_path / "items.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+Evaluate = Callable[..., tuple[dict[str, Any], str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Evaluate:
+    """Runs the command in this process. Returns the JSON, standard output and standard error."""
+
+    def run(*arguments: Any) -> tuple[dict[str, Any], str, str]:
+        capsys.readouterr()
+        file = tmp_path / "out.json"
+        status = evaluate.main([*map(str, arguments), "--json", str(file)])
+        out, err = capsys.readouterr()
+        assert status == 0, err
+        return json.loads(file.read_text()), out, err
+
+    return run
+
+
+def test_the_loss_is_that_of_the_run(byte_run: Path, run: Evaluate) -> None:
+    rows = [json.loads(line) for line in (byte_run / "metrics.jsonl").read_text().splitlines()]
+    last = [row["val/loss"] for row in rows if "val/loss" in row][-1]
+    result, out, err = run(byte_run)
+    (loss,) = result["data"]
+    assert loss["loss"] == last
+    assert loss["perplexity"] == pytest.approx(math.exp(last))
+    assert loss["bits_per_byte"] == pytest.approx(last / math.log(2) / 2)
+    assert (result["iter"], result["hellaswag"], loss["tokens"]) == (40, None, 1001)
+    assert f"text: validation loss {last:.4f} nats per token" in out
+    assert err == ""
+    assert run(byte_run / "checkpoints" / "iter-00000040.pt", "--batch_size", 3)[0]["data"][0]["loss"] == pytest.approx(
+        last, rel=0, abs=1e-6
+    )
+
+
+def test_checkpoints_and_other_data(run_train: Train, dataset: Path, run: Evaluate, tmp_path: Path) -> None:
+    """A run that does not say what its tokens are takes any that its vocabulary has."""
+    done = run_train("--checkpoint_interval=3", "--keep_checkpoints=9")
+    losses = {row["iter"]: row["val/loss"] for row in done.rows if "val/loss" in row}
+    other = write_tokens(tmp_path / "other", [1] * 100, [1, 2] * 20)
+    result, out, _ = run(done.folder, "--checkpoint", "3", "--data", dataset, other)
+    assert result["data"][0]["loss"] == losses[3]
+    assert [Path(loss["data"]).name for loss in result["data"]] == ["data", "other"]
+    assert result["data"][1]["bits_per_byte"] is None
+    assert len(out.splitlines()) == 4
+
+
+def test_hellaswag_by_hand(byte_run: Path, items: Path, run: Evaluate) -> None:
+    """The sum prefers the short ending, the mean over characters the one that the model has learned."""
+    trained = load_trained(byte_run)
+    right = {"acc": 0, "acc_norm": 0}
+    for item in read_items(items):
+        sums = [
+            by_hand(trained.model, list(item.query.encode()), list(f" {ending}".encode())) for ending in item.endings
+        ]
+        means = [total / len(ending) for total, ending in zip(sums, item.endings, strict=True)]
+        right["acc"] += sums.index(max(sums)) == item.label
+        right["acc_norm"] += means.index(max(means)) == item.label
+    assert right == {"acc": 1, "acc_norm": 2}
+
+    result, out, err = run(byte_run, "--hellaswag", items, "--batch_size", 3)
+    assert result["data"] == []
+    score = result["hellaswag"]
+    assert (score["items"], score["acc"], score["acc_norm"]) == (4, 0.25, 0.5)
+    # The deviation of 1, 0, 0, 0 is 1/2; that of 1, 1, 0, 0 is 1/sqrt(3). Both over sqrt(4).
+    assert (score["acc_stderr"], score["acc_norm_stderr"]) == pytest.approx((0.25, 0.5 / math.sqrt(3)))
+    assert "acc_norm 50.00 % ± 28.87, acc 25.00 % ± 25.00 (4 items" in out
+    assert "4 items, not the 10,042 of the whole validation split" in err
+    assert "does not compare with published ones" in err
+    assert len(run(byte_run, "--data", "--hellaswag", items, "--limit", 1)[0]["data"]) == 1
+
+
+def test_prepared_items_and_no_network(
+    byte_run: Path, items: Path, run: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*arguments: object) -> None:
+        raise AssertionError("a connection was tried")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", connect)
+    monkeypatch.setattr(evaluate, "PREPARED", items)
+    result, _, _ = run(byte_run, "--data", "--hellaswag")
+    assert result["hellaswag"]["file"] == str(items)
+    monkeypatch.setattr(evaluate, "PREPARED", items.with_name("gone.jsonl"))
+    with pytest.raises(AssertionError, match=r"gone.jsonl is missing; .*python data/prepare.py hellaswag"):
+        run(byte_run, "--hellaswag")
+
+
+def test_gpt2_tokens(
+    run_train: Train,
+    items: Path,
+    run: Evaluate,
+    bpe_cache: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    done = run_train("--vocab_size=50304", "--n_embd=8", "--max_iters=1")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(bpe_cache))
+    result, _, err = run(done.folder, "--hellaswag", items)
+    assert (result["tokenizer"], result["hellaswag"]["items"]) == ("gpt2", 4)
+    assert "compare with published" not in err
+
+
+def diverge(folder: Path) -> None:
+    path = folder / "checkpoints" / "iter-00000040.pt"
+    saved = torch.load(path, weights_only=True)
+    saved["model"]["transformer.ln_f.weight"].fill_(math.nan)
+    torch.save(saved, path)
+
+
+def test_mistakes(
+    byte_run: Path, dataset: Path, items: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*arguments: Any) -> str:
+        capsys.readouterr()
+        assert evaluate.main([str(argument) for argument in arguments]) == 2
+        out, err = capsys.readouterr()
+        (line,) = err.splitlines()
+        assert line.startswith("error: ")
+        assert "±" not in out
+        return str(line)
+
+    assert "arguments are required: RUN" in fails()
+    assert f"{tmp_path}/gone holds no run" in fails(tmp_path / "gone")
+    assert "no data set in" in fails(byte_run, "--data", tmp_path / "gone")
+    assert "--batch_size: 0 is not allowed, only from 1" in fails(byte_run, "--batch_size", 0)
+    assert "--limit counts items" in fails(byte_run, "--limit", 3)
+    assert f"there is no folder {tmp_path}/gone" in fails(byte_run, "--json", tmp_path / "gone" / "a.json")
+    assert "is a checkpoint already" in fails(byte_run / "checkpoints" / "a.pt", "--checkpoint", "best")
+    assert re.search("--tokenizer gpt2: does not fit .*: its tokens are bytes", fails(byte_run, "--tokenizer", "gpt2"))
+    items.write_text(items.read_text() + "{\n")
+    assert f"{items}, line 5: not JSON" in fails(byte_run, "--hellaswag", items)
+
+    (dataset / "meta.json").write_text('{"tokenizer": "gpt2", "vocab_size": 50257}')
+    line = fails(byte_run, "--data", dataset)
+    assert f"{dataset}: its tokens are gpt2, those of {byte_run}/checkpoints/iter-00000040.pt bytes" in line
+    high = write_tokens(tmp_path / "high", [1] * 100, [272] * 100)
+    assert "tokens that" in fails(byte_run, "--data", high)
+
+    items.write_text(items.read_text().removesuffix("{\n"))
+    diverge(byte_run)
+    assert "the run has diverged" in fails(byte_run, "--hellaswag", items)
+
+
+def test_a_run_of_unknown_tokens(run_train: Train, items: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = run_train("--vocab_size=300", "--max_iters=1")
+    assert evaluate.main([str(done.folder), "--hellaswag", str(items)]) == 2
+    assert "say --tokenizer gpt2 or bytes" in capsys.readouterr().err
+    assert evaluate.main([str(done.folder), "--hellaswag", str(items), "--tokenizer", "bytes"]) == 0
+    assert evaluate.main([str(done.folder), "--hellaswag", str(items), "--tokenizer", "gpt2"]) == 2
+    assert "its vocabulary has 300 rows" in capsys.readouterr().err
+
+
+def torchrun(*arguments: Any) -> "subprocess.CompletedProcess[str]":
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "scripts/evaluate.py"]
+    return subprocess.run(
+        [sys.executable, *words, *map(str, arguments)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_count_each_item_once(byte_run: Path, items: Path, run: Evaluate, tmp_path: Path) -> None:
+    """Three items, so that the shares differ."""
+    one, out, _ = run(byte_run, "--data", "--hellaswag", items, "--limit", 3)
+    file = tmp_path / "two.json"
+    done = torchrun(byte_run, "--data", "--hellaswag", items, "--limit", 3, "--json", file)
+    assert done.returncode == 0, done.stderr
+    two = json.loads(file.read_text())
+    assert two.pop("processes") == 2
+    assert one.pop("processes") == 1
+    assert two["data"][0].pop("loss") == pytest.approx(one["data"][0].pop("loss"), rel=0, abs=1e-6)
+    for key in ("perplexity", "bits_per_byte"):
+        assert two["data"][0].pop(key) == pytest.approx(one["data"][0].pop(key), rel=1e-6)
+    assert two == one
+    assert done.stdout.replace("two.json", "out.json") == out
+
+
+@pytest.mark.slow
+def test_two_processes_say_a_mistake_once(byte_run: Path, items: Path) -> None:
+    diverge(byte_run)
+    for arguments, message in ((("--data", "gone"), "no data set in"), (("--hellaswag", items), "has diverged")):
+        done = torchrun(byte_run, *arguments)
+        assert done.returncode == 1
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1
+        assert message in errors[0]
+        assert "±" not in done.stdout
