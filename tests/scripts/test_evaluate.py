@@ -1,5 +1,6 @@
 """scripts/evaluate.py: losses as training has them, log-likelihoods and accuracies against plain loops, mistakes."""
 
+import hashlib
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from data.items import read_items
 from data.tokenizers import ByteTokenizer, GPT2Tokenizer, Tokenizer
 from model import GPT, GPTConfig
 from scripts import evaluate
+from scripts.evaluation import hellaswag
 from scripts.evaluation.scoring import Request, encode_pair, loglikelihoods
 from tests.conftest import ENVIRONMENT, ROOT, Train
 from tests.data.conftest import bpe_cache, bpe_files, gpt2  # noqa: F401 (fixtures)
@@ -301,6 +303,61 @@ def test_a_run_of_unknown_tokens(run_train: Train, items: Path, capsys: pytest.C
     assert evaluate.main([str(done.folder), "--hellaswag", str(items), "--tokenizer", "bytes"]) == 0
     assert evaluate.main([str(done.folder), "--hellaswag", str(items), "--tokenizer", "gpt2"]) == 2
     assert "its vocabulary has 300 rows" in capsys.readouterr().err
+
+
+def pretended(context: bytes, continuation: bytes) -> float:
+    """A log-likelihood that depends on every byte."""
+    return -5 - int(hashlib.sha256(context + b"\0" + continuation).hexdigest()[:6], 16) / 2**19
+
+
+@pytest.mark.slow
+def test_the_harness_s_own_task_gives_the_same(
+    byte_run: Path, run: Evaluate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Same texts, answers, accuracies and standard errors, whatever a model says."""
+    import lm_eval
+    from lm_eval.api.model import LM
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    rng = np.random.default_rng(0)
+    words = ["[header]", "[title]", "[substeps]", "Mix", "the", "flour.", "", "ÉTÉ", "then", "[step] Stir", "it."]
+
+    def words_of(count: int) -> str:
+        return " ".join(rng.choice(words, count))
+
+    rows = [
+        {"activity_label": words_of(2), "ctx_a": words_of(9), "ctx_b": words_of(3), "label": str(rng.integers(4))}
+        | {"endings": [words_of(int(count)) + " end" for count in rng.integers(0, 9, 4)]}
+        for _ in range(60)
+    ]
+    file = tmp_path / "items.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    class Pretender(LM):
+        def loglikelihood(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
+            texts = [[text.encode() for text in request.args] for request in requests]
+            pairs = [(context.rstrip(b" "), context, continuation) for context, continuation in texts]
+            return [(pretended(bare, context[len(bare) :] + rest), False) for bare, context, rest in pairs]
+
+        loglikelihood_rolling = generate_until = None
+
+    included = Path(lm_eval.__file__).parent / "tasks" / "hellaswag" / "hellaswag.yaml"
+    source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"validation": str(file)}}}
+    task = {"include": str(included), "task": "hellaswag_here", "training_split": None} | source
+    (tmp_path / "here.yaml").write_text(json.dumps(task))
+    manager = TaskManager(include_path=tmp_path, include_defaults=False)
+    theirs = simple_evaluate(Pretender(), tasks=["hellaswag_here"], task_manager=manager, bootstrap_iters=1)
+    assert theirs is not None
+
+    def loglikelihoods(model: GPT, requests: list[Request], **_: Any) -> list[tuple[float, bool]]:
+        return [(pretended(bytes(context), bytes(continuation)), False) for context, continuation in requests]
+
+    monkeypatch.setattr(hellaswag, "loglikelihoods", loglikelihoods)
+    ours = run(byte_run, "--hellaswag", file)[0]["hellaswag"]
+    assert ours["acc"] != ours["acc_norm"]
+    for key in ("acc", "acc_norm", "acc_stderr", "acc_norm_stderr"):
+        assert ours[key] == pytest.approx(theirs["results"]["hellaswag_here"][f"{key},none"], rel=1e-9), key
 
 
 def torchrun(*arguments: Any) -> "subprocess.CompletedProcess[str]":
