@@ -39,6 +39,7 @@ from training.trained import TrainedModel
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="python scripts/evaluate.py",
+        usage="%(prog)s RUN [--data [NAME_OR_FOLDER ...]] [--hellaswag [FILE]] [--json FILE] [...]",
         description="Validation loss of a trained model (without options: on the run's own data set), and its accuracy "
         "on HellaSwag.",
         epilog=f"HellaSwag: {DEFINITION}.",
@@ -107,8 +108,8 @@ def evaluate(args: argparse.Namespace, processes: Processes) -> None:
 
     tell = say if processes.is_main else lambda line: None
     tell(
-        f"{trained.path}: {trained.update:,} updates, {trained.model.num_parameters() / 1e6:,.1f}M parameters, {dtype} "
-        f"on {processes.device.type}"
+        f"{from_here(trained.path)}: {trained.update:,} updates, "
+        f"{trained.model.num_parameters() / 1e6:,.1f}M parameters, {dtype} on {processes.device.type}"
     )
     losses = []
     for dataset in datasets:
@@ -132,6 +133,11 @@ def ask(trained: TrainedModel, questions: Questions, processes: Processes, batch
         if questions.tokenizer.name == "bytes":
             warn("a model of bytes: its accuracy does not compare with published ones, which are of GPT-2's tokens")
     return score
+
+
+def from_here(path: Path) -> Path:
+    """As short as it can be said in this folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def loss_line(loss: Loss) -> str:

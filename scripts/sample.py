@@ -35,6 +35,7 @@ SEPARATOR = "\n" + "-" * 80 + "\n"  # between samples
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="python scripts/sample.py",
+        usage="%(prog)s RUN [--prompt TEXT] [--tokens N] [--temperature T] [--seed N] [...]",
         description="Text from a trained model. Greedy with --temperature 0; then the seed is of no account.",
     )
     add_model_options(parser)
