@@ -245,8 +245,8 @@ def test_hellaswag(hub_run: Run, fake_hub: Any, tmp_path: Path) -> None:
     ]
 
 
-def test_hellaswag_without_a_network(command_fails: Callable[..., str], tmp_path: Path) -> None:
-    line = command_fails("hellaswag", "--out", "out")
+def test_hellaswag_without_a_network(fails: Callable[..., str], tmp_path: Path) -> None:
+    line = fails("hellaswag", "--out", "out")
     assert "no connection to huggingface.co" in line
     assert "python data/prepare.py hellaswag --from FILE" in line
     assert not (tmp_path / "out").exists()
