@@ -199,6 +199,22 @@ def _count_local(files: list[Path]) -> int:
     return documents
 
 
+def download_split(place: Place, split: str) -> list[Path]:
+    """The parquet files of a small data set's split, downloaded into the hub's cache within 100 seconds. Raises what
+    `find_shards` raises, the hub's refusal, or TimeoutError."""
+    _quiet()
+    shards = find_shards(place)
+    names = [name for name in shards.sizes if Path(name).name.startswith(f"{split}-")]
+    if not names:
+        raise DataError(f"no files {split}-*.parquet there")
+    from huggingface_hub import hf_hub_download
+
+    def download() -> list[Path]:
+        return [Path(hf_hub_download(place.repo, name, repo_type="dataset", revision=shards.commit)) for name in names]
+
+    return within(5 * LIMIT, download)
+
+
 def fineweb_edu(config: str) -> Source:
     """FineWeb-Edu: `sample-10BT`, `sample-100BT`, `sample-350BT`, `default` (everything) or a crawl such as
     `CC-MAIN-2024-10`."""

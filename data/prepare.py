@@ -2,8 +2,9 @@
 
 Subcommands name the source: `stdlib` (the Python standard library on this machine, no download), `openwebtext`,
 `fineweb_edu`, `hf` (any data set of the Hugging Face hub) and `text` (local files). `tokenizer` installs GPT-2's BPE
-files. The output depends on the source and on the arguments alone: not on the number of workers, nor on the time, so a
-second run gives the same bytes. An error of the user is one line on standard error, exit status 2.
+files, `hellaswag` fetches the questions for scripts/evaluate.py. The output depends on the source and on the arguments
+alone: not on the number of workers, nor on the time, so a second run gives the same bytes. An error of the user is one
+line on standard error, exit status 2.
 """
 
 import argparse
@@ -21,7 +22,7 @@ if __name__ == "__main__":
     # Python puts data/ itself on sys.path, where tokenizers.py would hide a package of that name that others import.
     sys.path[:] = [str(ROOT), *(path for path in sys.path if path != str(ROOT / "data"))]
 
-from data import DataError, hub, sources, tokenizers, writer
+from data import DataError, hub, items, sources, tokenizers, writer
 from data.network import reason
 from data.pipeline import tokenise
 
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         args = parser().parse_args(argv)
         if args.command == "tokenizer":
             install_tokenizer(args.source)
+        elif args.command == "hellaswag":
+            print(items.prepare(args.source, output_folder(args) / items.PREPARED.name))
         else:
             prepare(args)
     except DataError as error:
@@ -277,6 +280,10 @@ def parser() -> argparse.ArgumentParser:
 
     p = commands.add_parser("tokenizer", help="install GPT-2's BPE files (from a folder, or downloaded)")
     p.add_argument("--from", dest="source", metavar="DIR", help="folder with vocab.bpe and encoder.json")
+
+    p = commands.add_parser("hellaswag", help="HellaSwag's validation split, for scripts/evaluate.py --hellaswag")
+    p.add_argument("--from", dest="source", type=Path, metavar="FILE", help=".jsonl or .parquet (default: the hub's)")
+    p.add_argument("--out", metavar="DIR", help="folder of the result (default: data/hellaswag in this repository)")
     return main_parser
 
 

@@ -48,6 +48,9 @@ class Tokenizer(Protocol):
         `bytes` are taken as UTF-8. What is not Unicode text, such as a lone surrogate, becomes U+FFFD.
         """
 
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """The text's bytes. End-of-text has none; tokens may begin or end within a character."""
+
 
 class ByteTokenizer:
     """Token = byte of the document, 0 to 255; end-of-text is 256. `bytes` stay as they are, valid UTF-8 or not."""
@@ -62,6 +65,9 @@ class ByteTokenizer:
         tokens = np.frombuffer(b"\0".join([*raw, b""]), dtype=np.uint8).astype(np.uint16)
         tokens[np.cumsum([len(text) + 1 for text in raw], dtype=np.int64) - 1] = self.end_of_text
         return tokens if complete else tokens[:-1]
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        return bytes(token for token in tokens if token != self.end_of_text)
 
 
 class GPT2Tokenizer:
@@ -110,6 +116,9 @@ class GPT2Tokenizer:
             valid = _utf8(text).decode()
             parts += [self.encoding.encode_to_numpy(valid, disallowed_special=()), [self.end_of_text]]
         return np.concatenate(parts if complete else parts[:-1]).astype(np.uint16)
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        return self.encoding.decode_bytes([token for token in tokens if token != self.end_of_text])
 
 
 def make_tokenizer(name: str) -> Tokenizer:
