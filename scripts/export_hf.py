@@ -14,47 +14,52 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
 from data import DataError
 from data.tokenizers import END_OF_TEXT, read_bpe_files
+from scripts.evaluation.command import Parser, load
 from training import RunError
 from training.interchange import to_transformers, transformers_config
-from training.trained import BYTES, GPT2, TOKENS, TrainedModel, load_trained
+from training.trained import BYTES, GPT2, TOKENS, TrainedModel
 
 END_OF_TEXT_ID = {BYTES: 256, GPT2: 50256}
 Files = dict[str, bytes]  # name: content
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RunError(f"{message} (python scripts/export_hf.py --help lists what is allowed)")
-
-
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="python scripts/export_hf.py",
-        description="A folder that transformers opens, from a run.",
+        description="Writes a trained model as a folder that transformers opens.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder, or one of its checkpoints (a .pt file)")
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder (its out_dir), or a checkpoint (.pt)")
     parser.add_argument("out", metavar="DIR", type=Path, help="the folder to write; it must be new or empty")
-    parser.add_argument("--checkpoint", default="last", help="last, best or the number of updates (default: last)")
+    parser.add_argument("--checkpoint", metavar="WHICH", help="last (default), best, or a number of updates")
+    parser.add_argument("--tokenizer", choices=sorted(TOKENS), help="of the run's tokens, where the run does not say")
     parser.add_argument(
-        "--trim-vocabulary",
+        "--trim_vocabulary",
         action="store_true",
-        help="leave out the rows of the vocabulary that stand for no token; log-probabilities then differ slightly",
+        help="leave out the rows of the vocabulary that stand for no token; probabilities then differ a little from "
+        "those of the training loss",
     )
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 for an error that the user can mend."""
     try:
         args = arguments(argv)
         check_new(args.out)
-        trained = load_trained(args.run, args.checkpoint)
+        trained = load(args, torch.device("cpu"))
+        if args.trim_vocabulary and trained.tokenizer is None:
+            raise RunError(f"--trim_vocabulary: {trained.path} does not say what its tokens are; --tokenizer names it")
         rows = trained.tokens if args.trim_vocabulary else trained.model.config.vocab_size
         write_whole(args.out, trained, rows)
         print("\n".join(summary(args.out, trained, rows)))
@@ -62,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {args.out.absolute()} cannot be written: {error.strerror or error}", file=sys.stderr)
+        place = Path(error.filename or args.out).absolute()
+        print(f"error: {place}: {error.strerror or error}; choose another DIR", file=sys.stderr)
         return 2
     return 0
 
@@ -74,21 +80,27 @@ def check_new(out: Path) -> None:
 
 def write_whole(out: Path, trained: TrainedModel, rows: int) -> None:
     """Writes the folder under another name first, so that it is whole or not there at all."""
-    from safetensors.torch import save_file
-
     files = text_files(trained, rows)
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.partial")
+    out = out.absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     temporary.mkdir()
     try:
         for name, content in files.items():
             (temporary / name).write_bytes(content)
-        origin = {"update": str(trained.update), "optimizer": str(trained.settings.get("optimizer"))}
-        state = to_transformers(trained.model.state_dict(), rows)
-        save_file(state, temporary / "model.safetensors", metadata={"format": "pt", **origin})
-        temporary.replace(out.absolute())
+        write_weights(temporary / "model.safetensors", trained, rows)
+        temporary.replace(out)
+    except SafetensorError as error:
+        raise RunError(f"{out} cannot be written: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_weights(path: Path, trained: TrainedModel, rows: int) -> None:
+    origin = {"update": str(trained.update), "optimizer": str(trained.settings.get("optimizer"))}
+    save_file(to_transformers(trained.model.state_dict(), rows), path, metadata={"format": "pt", **origin})
+    # safetensors keeps others from reading; what they may is what they may of the files beside it.
+    path.chmod((path.parent / "config.json").stat().st_mode & 0o777)
 
 
 def text_files(trained: TrainedModel, rows: int) -> Files:
@@ -184,7 +196,7 @@ def summary(out: Path, trained: TrainedModel, rows: int) -> list[str]:
         f"vocabulary  {vocabulary}",
     ]
     if trained.tokenizer is None:
-        lines.append("tokenizer   unknown: the run recorded none, and no files of one are written")
+        lines.append("tokenizer   unknown, and no files of one are written; --tokenizer names it")
     elif usable_tokenizer(trained) is None:
         lines.append(f"tokenizer   {trained.tokenizer} has more tokens than the model has rows: no files are written")
     else:
