@@ -27,6 +27,7 @@ from training.processes import Processes
 from training.trained import load_trained
 
 SINGLE, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+HUB_WEIGHTS = ["model*.safetensors", INDEX], [PICKLED]
 HUB_NAME = re.compile(r"([\w-][\w.-]*(?:/[\w.-]+)?)(?:@([\w./-]+))?")  # [OWNER/]NAME[@REVISION]
 
 
@@ -139,15 +140,19 @@ def _from_hub(place: str) -> Path:
     try:
         from huggingface_hub import HfApi, snapshot_download
 
-        with suppress(Exception):  # not in the cache, or not all of it
-            folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-            files = [folder / "config.json", *_weight_files(folder)]
-            if len(files) > 1 and all(file.is_file() for file in files):
-                return folder
+        def folder(weights: list[str], cached: bool) -> Path:
+            patterns = ["config.json", *weights]
+            return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=cached))
+
+        for weights in HUB_WEIGHTS:
+            with suppress(Exception):  # not in the cache, or not all of it
+                found = folder(weights, cached=True)
+                files = _weight_files(found)
+                if files and all(file.is_file() for file in (found / "config.json", *files)):
+                    return found
         info = within(LIMIT, lambda: HfApi().model_info(name, revision=revision, timeout=10))
         there = {file.rfilename for file in info.siblings or []}
-        weights = ["model*.safetensors", INDEX] if there & {SINGLE, INDEX} else [PICKLED]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=["config.json", *weights]))
+        return folder(HUB_WEIGHTS[0] if there & {SINGLE, INDEX} else HUB_WEIGHTS[1], cached=False)
     except Exception as error:
         raise RunError(
             f"{here}, and cannot be had from the hub ({reason(error, 100)}): run `hf download {name}` on a machine "

@@ -1,9 +1,11 @@
 """Runs that start from weights made elsewhere (`init_from`)."""
 
+import http.server
 import json
 import math
 import pickle
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from model import GPT, GPTConfig
 from tests.conftest import Outcome, Train
+from tests.data.test_prepare_hub import FakeHub
 from tests.training.gpt2_weights import (
     HEADS,
     LAYERS,
@@ -32,10 +35,23 @@ from training import RunError
 from training.interchange import fit, from_nanogpt, from_transformers
 from training.processes import Processes
 from training.trained import load_trained
-from training.weights import load_initial_weights
+from training.weights import load_initial_weights, read_weights
+
+
+class ModelHub(FakeHub):
+    """The same for models, whose files have addresses without a kind before the name."""
+
+    def serve(self) -> None:
+        if not self.path.startswith("/api/"):
+            self.path = f"/models{self.path}"
+        super().serve()
+
+    do_GET = do_HEAD = serve
+
 
 GPT2 = (*SHAPE, "--bias=true", "--scale_attn_by_inverse_layer_idx=false")
 SIZES = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH, "block_size": 16, "vocab_size": 64}
+HUB_FILE = "/{repo_id}/resolve/{revision}/{filename}"  # where the hub has a model's file
 INPUT = torch.arange(32).view(2, 16) * 7 % TOKENS
 
 
@@ -323,6 +339,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9" + HUB_FILE)
     return tmp_path / "cache"
 
 
@@ -334,6 +351,30 @@ def test_a_model_in_the_hubs_cache_needs_no_network(run_train: Train, hub_cache:
     (repository / "refs/main").write_text(commit)
     logits = started_logits(run_train, "hf:openai-community/gpt2", *GPT2)
     torch.testing.assert_close(logits[..., :TOKENS], logits_of(state, INPUT), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_is_downloaded_once(hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    safe, pickled = random_gpt2(), random_gpt2(seed=1)
+    sharded_layout(tmp_path / "safe", safe)
+    pickled_layout(tmp_path / "pickled", pickled)
+    ModelHub.repositories = {("o/safe", "main"): tmp_path / "safe", ("o/pickled", "v2"): tmp_path / "pickled"}
+    ModelHub.log = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ModelHub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with monkeypatch.context() as patch:
+            address = f"http://127.0.0.1:{server.server_port}"
+            patch.setattr(constants, "ENDPOINT", address)
+            patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + HUB_FILE)
+            assert torch.equal(read_weights("hf:o/safe").state["transformer.wpe.weight"], safe["wpe.weight"])
+            assert torch.equal(read_weights("hf:o/pickled@v2").state["transformer.wpe.weight"], pickled["wpe.weight"])
+            assert "RevisionNotFoundError" in refusal("hf:o/pickled")
+            requests = len(ModelHub.log)
+        server.shutdown()
+    for name in ("o/safe", "o/pickled@v2"):  # without the hub
+        assert len(read_weights(f"hf:{name}").state) == len(safe)
+    assert len(ModelHub.log) == requests
 
 
 def test_a_hub_that_cannot_be_reached(hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
