@@ -75,8 +75,10 @@ def from_nanogpt(state: State, model_args: dict[str, Any]) -> Weights:
     Raises:
         ValueError: it computes something that model.py does not.
     """
+    if "n_head" not in model_args:
+        raise ValueError("its model_args lack n_head")
     scale = bool(model_args.get("scale_attn_by_inverse_layer_idx", False))
-    return Weights(_tied({_WRAPPERS.sub("", name): state[name] for name in state}), model_args.get("n_head"), scale)
+    return Weights(_tied({_WRAPPERS.sub("", name): state[name] for name in state}), model_args["n_head"], scale)
 
 
 def from_model(model: GPT) -> Weights:

@@ -13,9 +13,10 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+from torch import Tensor
 
 from data.network import LIMIT, reason, within
 from model import GPT
@@ -80,11 +81,11 @@ def _digest(state: State) -> str:
 def _read_nanogpt(place: str) -> Weights:
     path = Path(place).absolute()
     checkpoint = _read(path, _unpickle)
-    if not isinstance(checkpoint, dict) or not all(
-        isinstance(checkpoint.get(k), dict) for k in ("model", "model_args")
-    ):
+    content = checkpoint if isinstance(checkpoint, dict) else {}
+    state, arguments = content.get("model"), content.get("model_args")
+    if not _is_state(state) or not isinstance(arguments, dict):
         raise RunError(f"{path} is not a checkpoint of nanoGPT: it lacks model or model_args")
-    return from_nanogpt(checkpoint["model"], checkpoint["model_args"])
+    return from_nanogpt(state, arguments)
 
 
 def _read_transformers(place: str) -> Weights:
@@ -105,7 +106,15 @@ def _read_tensors(folder: Path) -> State:
     if not files:
         raise RunError(f"{folder} has no weights: expected {SINGLE}, {INDEX} or {PICKLED}")
     parts = [_read(file, load_file if file.suffix == ".safetensors" else _unpickle) for file in files]
+    if not all(map(_is_state, parts)):
+        raise RunError(f"{files[0]} is not a state dict: expected tensors by their names")
     return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+def _is_state(content: Any) -> TypeGuard[State]:
+    return isinstance(content, dict) and all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
+    )
 
 
 def _weight_files(folder: Path) -> list[Path]:

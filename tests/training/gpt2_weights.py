@@ -93,3 +93,31 @@ def as_nanogpt(state: dict[str, Tensor], prefix: str = "", **model_args: Any) ->
         "best_val_loss": torch.tensor(3.0),
         "config": {"out_dir": "out"},
     }
+
+
+def hub_layout(folder: Path, state: dict[str, Tensor]) -> None:
+    """As the hub's gpt2: no prefix, and the causal masks."""
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, POSITIONS, POSITIONS) for layer in range(LAYERS)}
+    write_transformers(folder, state | masks)
+
+
+def head_layout(folder: Path, state: dict[str, Tensor]) -> None:
+    """As of GPT2LMHeadModel, with the head written out."""
+    named = {f"transformer.{name}": tensor for name, tensor in state.items()}
+    masked = {"transformer.h.0.attn.masked_bias": torch.tensor(-1e4), "lm_head.weight": state["wte.weight"].clone()}
+    write_transformers(folder, named | masked)
+
+
+def sharded_layout(folder: Path, state: dict[str, Tensor]) -> None:
+    write_transformers(folder, {})
+    (folder / "model.safetensors").unlink()
+    files = {name: f"model-0000{1 + (number > 9)}-of-00002.safetensors" for number, name in enumerate(state)}
+    for file in set(files.values()):
+        save_file({name: state[name] for name in files if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def pickled_layout(folder: Path, state: dict[str, Tensor]) -> None:
+    write_transformers(folder, {})
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
