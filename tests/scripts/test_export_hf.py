@@ -32,10 +32,12 @@ def run_of(run_train: Train, *, biases: bool = True, scaled: bool = True) -> Pat
     return done.folder
 
 
-def run_with(run_train: Train, dataset: Path, tokenizer: str, vocab_size: int, out: str = "run") -> Path:
+def run_with(
+    run_train: Train, dataset: Path, tokenizer: str, vocab_size: int, *settings: str, out: str = "run"
+) -> Path:
     """A run on data of a tokenizer."""
     (dataset / "meta.json").write_text(json.dumps({"tokenizer": tokenizer}))
-    done = run_train(f"--vocab_size={vocab_size}", "--max_iters=0", out=out)
+    done = run_train(f"--vocab_size={vocab_size}", "--max_iters=0", *settings, out=out)
     assert done.status == 0, done.stderr
     return done.folder
 
