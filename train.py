@@ -55,6 +55,7 @@ from training.reporter import Reporter
 from training.resume import Resume, load_for_resume
 from training.status import Status
 from training.stopping import STOPPED, UNSAVED, StopRequest, agreed_reason
+from training.weights import load_initial_weights
 
 USAGE = "usage: python train.py CONFIG.py [--key=value ...] (--help lists the keys)"
 
@@ -152,6 +153,8 @@ class Training:
             load_optimizer_state(self.optimizer, saved["optimizer"])
             if saved["scaler"]:  # empty where the run was not in float16 until now
                 self.scaler.load_state_dict(saved["scaler"])
+        elif config.init_from is not None:
+            load_initial_weights(self.model, config.init_from, self.processes)
 
     def run(self) -> int:
         """Trains until `max_iters` updates are done, or until asked to stop. Returns the exit status."""

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 MANY = 2**31 - 1
 GAMMA_SCHEDULE = r"^linear:[^:]+:[^:]+$"  # linear:START:END
+INIT_FROM = r"^(hf|nanogpt|run):[^\x00-\x1f]+$"
 Count = Annotated[int, Field(ge=1, le=MANY)]
 CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -56,6 +57,9 @@ class TrainConfig:
     """biases in linear layers and layer norms"""
     scale_attn_by_inverse_layer_idx: bool = True
     """divide the attention scores of layer i (from 1) by i as well; True in every published run"""
+    init_from: Annotated[str, Field(pattern=INIT_FROM)] | None = None
+    """weights to start from: hf:FOLDER or hf:NAME (transformers), nanogpt:FILE (its ckpt.pt), run:FOLDER or
+    run:FILE.pt (a run of this project); none: random ones"""
 
     # --- data ---
     dataset: Text = "openwebtext"

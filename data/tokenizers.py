@@ -156,6 +156,12 @@ def find_bpe_files() -> Path | None:
     return None
 
 
+def read_bpe_files() -> dict[str, bytes]:
+    """The contents of `vocab.bpe` and `encoder.json`; downloads them where there are none. Raises DataError."""
+    folder = find_bpe_files() or download_bpe_files()
+    return {name: (folder / _cache_name(name)).read_bytes() for name in BPE_FILES}
+
+
 def _check(content: bytes, digest: str, where: Path | str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
