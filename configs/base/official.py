@@ -10,7 +10,7 @@
 # No switch makes its batches (they differ between its scripts, and depend on the number of GPUs and on the evaluations)
 # or its validation (200 random batches; here the whole file).
 
-gradient_multiplier = 4.0
+gradient_multiplier = 4.0  # the configs of large have 12.0
 first_lr_zero = True
 max_iters = 100_001
 lr_decay_iters = 100_000

@@ -3,7 +3,7 @@ published configs), and say where a value is not from there."""
 
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from configs import TrainConfig, load_config
 from model import GPT, GPTConfig
+from optim import build_optimizer
 from tests.conftest import Train
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -117,6 +118,29 @@ def test_values_that_were_not_published_follow_their_rules(size: str, run: str) 
         assert config.learning_rate * config.weight_decay == pytest.approx(adamw.learning_rate * adamw.weight_decay)
     decay = mars_shampoo.learning_rate * mars_shampoo.weight_decay
     assert decay == pytest.approx(adamw.learning_rate * adamw.weight_decay, rel=1e-3)
+
+
+def step_on_noise(name: str) -> float:
+    """The root mean square of the peak steps that a config's optimizer makes of gradients that are pure noise."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(100, 100, bias=False)
+    optimizer = build_optimizer(layer, replace(load(name), weight_decay=0.0, compile_optimizer=False))
+    squares = []
+    for step in range(400):
+        layer.weight.grad = 1e-4 * torch.randn(100, 100)
+        before = layer.weight.detach().clone()
+        optimizer.step()
+        if step >= 300:  # past the first updates, which are larger
+            squares.append((layer.weight.detach() - before).square().mean().item())
+    return math.sqrt(sum(squares) / len(squares))
+
+
+def test_the_steps_on_noise_that_the_learning_rates_of_lion_and_mars_lion_are_from() -> None:
+    """The figures in configs/base/lion.py, mars_lion.py and docs/reproducing.md."""
+    adamw, mars = step_on_noise("gpt2_small_adamw"), step_on_noise("gpt2_small_mars")
+    assert (adamw, mars) == pytest.approx((1.4e-4, 6.4e-4), rel=0.05)
+    assert step_on_noise("gpt2_small_lion") == pytest.approx(1.2e-4, rel=1e-3)
+    assert step_on_noise("gpt2_small_mars_lion") == pytest.approx(6e-4, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", UNPUBLISHED)
