@@ -249,7 +249,8 @@ class Training:
     def _schedule(self) -> float:
         """Sets the learning rate of this update and returns it."""
         config = self.config
-        lr = learning_rate_at(self.update, config.learning_rate, config.min_lr, config.warmup_iters, config.decay_iters)
+        peak, minimum, warmup = config.learning_rate, config.min_lr, config.warmup_iters
+        lr = learning_rate_at(self.update, peak, minimum, warmup, config.decay_iters, config.first_lr_zero)
         set_learning_rate(self.optimizer, lr)
         return lr
 

@@ -2,5 +2,4 @@
 base = "base/openwebtext.py", "base/gpt2_large.py", "base/mars.py"
 
 learning_rate = 2e-3
-lr_1d = 1e-3
 out_dir = "runs/gpt2_large_mars"

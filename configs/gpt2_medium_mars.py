@@ -2,5 +2,4 @@
 base = "base/openwebtext.py", "base/gpt2_medium.py", "base/mars.py"
 
 learning_rate = 3e-3
-lr_1d = 1.5e-3
 out_dir = "runs/gpt2_medium_mars"

@@ -2,5 +2,4 @@
 base = "base/openwebtext.py", "base/gpt2_small.py", "base/mars.py"
 
 learning_rate = 6e-3
-lr_1d = 3e-3
 out_dir = "runs/gpt2_small_mars"

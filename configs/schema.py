@@ -85,6 +85,8 @@ class TrainConfig:
     """updates of linear warm-up; the first one already has learning_rate / warmup_iters"""
     lr_decay_iters: Count | None = None
     """update at which the cosine reaches min_lr; none: max_iters"""
+    first_lr_zero: bool = False
+    """the published loop's schedule: update k has the learning rate of update k - 1, so that the first one has 0"""
     weight_decay: NonNegative = 0.1
     """decoupled weight decay of hidden matrices and, unless set apart, of embeddings"""
     weight_decay_embedding: NonNegative | None = None

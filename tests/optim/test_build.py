@@ -125,3 +125,15 @@ def test_schedule() -> None:
     assert lr(1, warmup=0) > 0.99
     assert lr(1, warmup=1) == 1.0
     assert lr(3, warmup=10, decay=5) == pytest.approx(0.3)  # a run shorter than its warm-up
+
+
+def test_the_published_loop_s_schedule_lags_by_one_update() -> None:
+    def lr(update: int) -> float:
+        return learning_rate_at(update, 6e-3, 3e-5, 2000, 100_000, first_zero=True)
+
+    assert lr(1) == 0.0
+    assert lr(2) == pytest.approx(3e-6)
+    assert lr(2001) == 6e-3  # the maximum, an update later than without
+    assert lr(51_001) == pytest.approx((6e-3 + 3e-5) / 2)  # half way
+    assert lr(100_000) > lr(100_001) == 3e-5
+    assert lr(2) == learning_rate_at(1, 6e-3, 3e-5, 2000, 100_000)

@@ -1,0 +1,3 @@
+# FineWeb-Edu (the published runs read 100B tokens of it): python data/prepare.py fineweb_edu
+
+dataset = "fineweb_edu"
