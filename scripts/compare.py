@@ -61,7 +61,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
             type=Path,
             nargs="?",
             const=Path(f"comparison.{kind}"),
-            help=f"{what}; - prints only them (without FILE: comparison.{kind}, where the curves go)",
+            help=f"{what}; - prints them and nothing else (without FILE: comparison.{kind} beside the runs)",
         )
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="a page with curves to hover and zoom, for any browser"
@@ -81,7 +81,8 @@ def loss(text: str) -> float:
 def _check(args: argparse.Namespace) -> None:
     """Refuses what would be found out only after minutes of reading, and settles where files go."""
     folder = default_folder(args.runs)
-    args.out = args.out or [folder / "comparison.png"]
+    args.only_data = STDOUT in (args.json, args.csv)
+    args.out = args.out or ([] if args.only_data else [folder / "comparison.png"])
     for out in args.out:
         if out.suffix.lower() not in FIGURES:
             raise RunError(f"--out {out.resolve()} must end in .png, .svg or .pdf")
@@ -106,11 +107,11 @@ def main(argv: list[str] | None = None) -> int:
         paper = published.load(args.paper) if args.paper else None
         runs = read(args.runs)
         groups = make_groups(runs)
-        only_data = STDOUT in (args.json, args.csv)
-        if not only_data:
+        if not args.only_data:
             print("\n".join(text(groups, args.loss, paper)))
         written = [("loss curves", out) for out in args.out]
-        write_figures(groups, args.title, paper, args.out)
+        if args.out:
+            write_figures(groups, args.title, paper, args.out)
         if args.json or args.csv:
             values = results.results(groups, args.loss, paper)
             for path, form in ((args.json, results.as_json), (args.csv, results.as_csv)):
@@ -125,7 +126,11 @@ def main(argv: list[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print("\n" + "\n".join(f"{what}: {path}" for what, path in written), file=sys.stderr if only_data else sys.stdout)
+    except BrokenPipeError:  # the reader, `head` for one, has seen enough; Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if not args.only_data:
+        print("\n" + "\n".join(f"{what}: {path}" for what, path in written))
     return 0
 
 

@@ -7,10 +7,12 @@ wholly beyond the axis. Several seeds are a mean, a band from the lowest to the 
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
@@ -27,17 +29,15 @@ from scripts.comparison.style import (
 )
 from scripts.comparison.wording import amount, exact, names, tokens_unit
 
-UNIGRAM_STYLE = {"color": UNIGRAM_GREY, "linestyle": (0, (1, 2)), "linewidth": 1.6}
+UNIGRAM_STYLE: dict[str, Any] = {"color": UNIGRAM_GREY, "linestyle": (0, (1, 2)), "linewidth": 1.6}
 MARKERS_A_LINE = 12
-MOST_POINTS = 4000  # of a drawn line: more would not be seen, and make an SVG of many megabytes
+MOST_POINTS = 1500  # of a drawn line: more would not be seen, and make an SVG of many megabytes
 SUFFIXES = (".png", ".svg", ".pdf")
 
 SMOOTHING_TEXT = f"the running mean over {SMOOTHED_PART:.0%} of a run's rows (at least {FEWEST_SMOOTHED})"
 SINGLE_TEXT = f"training loss: faint lines are single rows, strong lines {SMOOTHING_TEXT}"
-SEVERAL_TEXT = (
-    "several seeds: strong lines are their mean, thin lines one seed each, bands go from lowest to highest;\n"
-    f"their training loss: {SMOOTHING_TEXT}"
-)
+ONLY_SEVERAL_TEXT = f"training loss: {SMOOTHING_TEXT}"
+SEVERAL_TEXT = "several seeds: strong lines are their mean, thin lines one seed each, bands go from lowest to highest"
 
 # Losses before this part of the longest run don't count when the axis of loss is chosen.
 EARLY_PART = 0.1
@@ -52,9 +52,8 @@ def draw(groups: list[Group], title: str | None = None, paper: Published | None 
     known = [curve.curve.at(curve.curve.tokens <= longest) for curve in paper.curves] if paper else []
     limits = loss_limits([*(run.evals for run in runs), *known], means, unigrams)
     seconds, time_unit = time_scale(max(run.time for run in runs))
-    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure = Figure(figsize=(12, 9), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
     figure.suptitle(title or default_title(groups), fontsize=14, parse_math=False)
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     (val_tokens, val_time), (train_tokens, train_time) = figure.subplots(2, 2, sharey=True, sharex="col")
 
     for number, (group, mean) in enumerate(zip(groups, means, strict=True)):
@@ -77,7 +76,7 @@ def draw(groups: list[Group], title: str | None = None, paper: Published | None 
         _unigram_lines(panel, unigrams, limits)
     if limits:
         val_tokens.set_ylim(*limits)
-    published = _draw_published(val_tokens, paper, longest) if paper else []
+    published = _draw_published(val_tokens, paper, groups, longest) if paper else []
     val_tokens.xaxis.set_major_formatter(FuncFormatter(token_ticks(longest)))
     _legend(figure, groups, means, unigrams, limits, published)
     return figure
@@ -107,7 +106,7 @@ def default_title(groups: list[Group]) -> str:
 def explanation(groups: list[Group]) -> str:
     """What strong and faint lines are."""
     kinds = [len(group.runs) > 1 for group in groups]
-    return "\n".join([SINGLE_TEXT] * (not all(kinds)) + [SEVERAL_TEXT] * any(kinds))
+    return "\n".join([ONLY_SEVERAL_TEXT if all(kinds) else SINGLE_TEXT] + [SEVERAL_TEXT] * any(kinds))
 
 
 def unigram_losses(groups: list[Group]) -> list[float]:
@@ -193,16 +192,16 @@ def _faint_line(panel: Axes, x: Callable[[Curve], Floats], curve: Curve, look: S
     panel.plot(x(curve), curve.loss, color=look.colour, alpha=alpha, linewidth=0.7, zorder=1)
 
 
-def _draw_published(panel: Axes, paper: Published, longest: float) -> list[Line2D]:
+def _draw_published(panel: Axes, paper: Published, groups: list[Group], longest: float) -> list[Line2D]:
     """Curves, and what is known as points only, up to where the runs are; returns what the legend shows of them."""
     panel.set_xlim(-0.02 * longest, 1.02 * longest)
     lines = []
     for number, known in enumerate(paper.curves):
-        look = {"color": GREYS[number], "linestyle": PUBLISHED_LINE_STYLES[number], "linewidth": 1.1}
+        look: dict[str, Any] = {"color": GREYS[number], "linestyle": PUBLISHED_LINE_STYLES[number], "linewidth": 1.1}
         lines += panel.plot(known.curve.tokens, known.curve.loss, label=known.label, zorder=2, **look)
-    for marker, (label, (tokens, losses)) in zip(PUBLISHED_MARKERS, paper.points.items(), strict=False):
+    for marker, (label, points) in zip(PUBLISHED_MARKERS, paper.points(groups).items(), strict=False):
         look = {"color": UNIGRAM_GREY, "linestyle": "", "marker": marker, "markersize": 9, "markerfacecolor": "none"}
-        lines += panel.plot(tokens, losses, label=label, zorder=4, **look)
+        lines += panel.plot(points.tokens, points.loss, label=label, zorder=4, **look)
     return lines
 
 

@@ -99,12 +99,12 @@ def draw(groups: list[Group], paper: Published | None) -> go.Figure:
         _add(figure, VALIDATION, group.evals, label, label, showlegend=True, **strong)
         _add(figure, TRAINING, mean, label, label, **strong)
     if paper:
-        _add_published(figure, paper, longest)
+        _add_published(figure, paper, groups, longest)
     unigrams = unigram_losses(groups)
     for loss in unigrams:
         grey = {"color": UNIGRAM_GREY, "dash": "dot", "width": 1.5}
-        look = {"font": {"size": 11, "color": UNIGRAM_GREY}, "x": 0.995, "xanchor": "right", "yanchor": "top"}
-        figure.add_hline(y=loss, line=grey, annotation_text=f"unigram model, {loss:.2f}", annotation=look)
+        label_look = {"font": {"size": 11, "color": UNIGRAM_GREY}, "x": 0.995, "xanchor": "right", "yanchor": "top"}
+        figure.add_hline(y=loss, line=grey, annotation_text=f"unigram model, {loss:.2f}", annotation=label_look)
     limits = loss_limits([*(run.evals for group in groups for run in group.runs), *known], means, unigrams)
     _lay_out(figure, limits)
     return figure
@@ -153,16 +153,14 @@ def _add_band(figure: go.Figure, group: Group, label: str, look: Style) -> None:
     )
 
 
-def _add_published(figure: go.Figure, paper: Published, longest: float) -> None:
+def _add_published(figure: go.Figure, paper: Published, groups: list[Group], longest: float) -> None:
     for number, known in enumerate(paper.curves):
         line = {"color": GREYS[number], "dash": PUBLISHED_DASHES[number], "width": 1.3}
         curve = known.curve.at(known.curve.tokens <= longest)
         _add(figure, VALIDATION, curve, known.label, known.label, line=line, showlegend=True)
-    for symbol, (label, (tokens, losses)) in zip(PUBLISHED_SYMBOLS, paper.points.items(), strict=False):
-        at = np.array(tokens)
-        points = Curve(at / paper.tokens_per_update, at, np.full(len(at), np.nan), np.array(losses))
+    for symbol, (label, points) in zip(PUBLISHED_SYMBOLS, paper.points(groups).items(), strict=False):
         marker = {"symbol": symbol, "size": 11, "color": UNIGRAM_GREY}
-        points = points.at(at <= longest)
+        points = points.at(points.tokens <= longest)
         _add(figure, VALIDATION, points, label, label, mode="markers", marker=marker, showlegend=True)
 
 

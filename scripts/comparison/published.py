@@ -50,18 +50,22 @@ class Published:
     read_off: bool  # the losses are of the curves, not of a table
     curves: list[PublishedCurve]
 
-    @property
-    def points(self) -> dict[str, tuple[list[float], list[float]]]:
-        """Tokens and losses of the table, of the optimizers of which there is no curve of the same recipe."""
+    def points(self, groups: list[Group]) -> dict[str, Curve]:
+        """The table's values, by label, of MARS-AdamW where its curve is of an older recipe, and of the groups'
+        optimizers that have no curve at all.
+        """
         drawn = {curve.optimizer for curve in self.curves if not curve.older_recipe}
-        return {
-            f"{OPTIMIZERS[optimizer]}, published table": (
-                [float(MILESTONES[column]) for column in losses if column in MILESTONES],
-                [loss for column, loss in losses.items() if column in MILESTONES],
-            )
-            for optimizer, losses in self.losses.items()
-            if optimizer not in drawn and any(column in MILESTONES for column in losses)
-        }
+        wanted = {curve.optimizer for curve in self.curves} | {published_name(group.first) for group in groups}
+        found = {}
+        for optimizer, losses in self.losses.items():
+            known = [column for column in losses if column in MILESTONES]
+            if optimizer in wanted - drawn and known:
+                tokens = np.array([MILESTONES[column] for column in known], dtype=np.float64)
+                loss = np.array([losses[column] for column in known])
+                unknown = np.full(len(known), np.nan)
+                label = f"{OPTIMIZERS[optimizer]}, published table"
+                found[label] = Curve(tokens / self.tokens_per_update, tokens, unknown, loss)
+        return found
 
 
 def sizes() -> dict[str, str]:
@@ -134,7 +138,9 @@ def against(groups: list[Group], paper: Published) -> list[Against]:
         theirs = paper.losses.get(optimizer)
         if not theirs:
             continue
-        found = {column: group.loss_at(tokens) for column, tokens in MILESTONES.items()} | {"best": group.best}
+        found = {column: group.loss_at(tokens) for column, tokens in MILESTONES.items()}
+        if group.finished:  # until then its lowest loss is nothing to set against that of a whole run
+            found["best"] = group.best
         ours = {column: value.mean for column, value in found.items() if value and math.isfinite(value.mean)}
         both = {column: ours[column] - theirs[column] for column in COLUMNS if column in ours and column in theirs}
         rows.append(Against(name, optimizer, theirs, ours, both))

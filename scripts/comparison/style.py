@@ -18,8 +18,8 @@ SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross
 GREYS = ("#666666", "#8a8a8a", "#a6a6a6")
 PUBLISHED_LINE_STYLES: tuple[Any, ...] = ((0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
 PUBLISHED_DASHES = ("7px,4px", "2px,3px", "8px,3px,2px,3px")
-PUBLISHED_MARKERS = ("*", "x")
-PUBLISHED_SYMBOLS = ("star-open", "x-thin-open")
+PUBLISHED_MARKERS = ("*", "x", "+")
+PUBLISHED_SYMBOLS = ("star-open", "x-thin-open", "cross-thin-open")
 UNIGRAM_GREY = "#555555"
 
 

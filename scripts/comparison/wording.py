@@ -51,10 +51,10 @@ def times(speed_up: float | None) -> str:
 
 
 def spread_text(value: Spread | None) -> str:
-    """1.890, or 1.890 ±0.004 where several seeds stand behind it."""
+    """1.890, or 1.890±.004 where several seeds stand behind it."""
     if value is None:
         return "-"
-    return f"{value.mean:.3f}" + ("" if value.sd is None else f" ±{value.sd:.3f}")
+    return f"{value.mean:.3f}" + ("" if value.sd is None else f"±{value.sd:.3f}".replace("±0.", "±."))
 
 
 def tokens_unit(tokens: float) -> tuple[float, str]:
