@@ -24,14 +24,19 @@ def paper_run(folder: Path, optimizer: str = "adamw", last: int = 100_000, **con
     return make_groups([read_run(run)])[0]
 
 
-def test_values_are_the_readmes() -> None:
-    """README.md quotes the same table."""
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    names = {"AdamW": "adamw", "Muon": "muon", "MARS-AdamW, exact": "mars-adamw-exact", "MARS-AdamW": "mars-adamw"}
-    for title, optimizer in names.items():
-        (line,) = [line for line in readme.splitlines() if line.startswith(f"| {title} | ") and " / " in line]
-        for column, cell in zip(("5B", "20B", "50B"), line.split(" | ")[1:], strict=True):
-            for size, value in zip(("small", "medium", "large"), cell.strip(" |").split(" / "), strict=True):
+# Small / medium / large after 10,000, 40,000 and 100,000 updates, as the published code's README prints them.
+TABLE = {
+    "adamw": "3.193 / 3.084 / 3.013 | 3.024 / 2.821 / 2.741 | 2.885 / 2.691 / 2.561",
+    "muon": "3.165 / 3.009 / 2.915 | 3.006 / 2.813 / 2.691 | 2.901 / 2.688 / 2.573",
+    "mars-adamw-exact": "3.107 / - / - | 2.980 / - / - | 2.847 / - / -",
+    "mars-adamw": "3.108 / 2.969 / 2.876 | 2.981 / 2.763 / 2.647 | 2.849 / 2.636 / 2.518",
+}
+
+
+def test_values_are_the_published_table() -> None:
+    for optimizer, line in TABLE.items():
+        for column, cell in zip(("5B", "20B", "50B"), line.split(" | "), strict=True):
+            for size, value in zip(("small", "medium", "large"), cell.split(" / "), strict=True):
                 known = published.load(size).losses.get(optimizer, {}).get(column)
                 assert known == (None if value == "-" else float(value))
 
