@@ -31,12 +31,13 @@ from scripts.comparison.wording import amount, exact, names, tokens_unit
 
 UNIGRAM_STYLE: dict[str, Any] = {"color": UNIGRAM_GREY, "linestyle": (0, (1, 2)), "linewidth": 1.6}
 MARKERS_A_LINE = 12
+MOST_WITH_ROWS = 4  # groups: the single rows of more of them would cover each other
 MOST_POINTS = 1500  # of a drawn line: more would not be seen, and make an SVG of many megabytes
 SUFFIXES = (".png", ".svg", ".pdf")
 
 SMOOTHING_TEXT = f"the running mean over {SMOOTHED_PART:.0%} of a run's rows (at least {FEWEST_SMOOTHED})"
 SINGLE_TEXT = f"training loss: faint lines are single rows, strong lines {SMOOTHING_TEXT}"
-ONLY_SEVERAL_TEXT = f"training loss: {SMOOTHING_TEXT}"
+NO_ROWS_TEXT = f"training loss: {SMOOTHING_TEXT}"
 SEVERAL_TEXT = "several seeds: strong lines are their mean, thin lines one seed each, bands go from lowest to highest"
 
 # Losses before this part of the longest run don't count when the axis of loss is chosen.
@@ -56,11 +57,12 @@ def draw(groups: list[Group], title: str | None = None, paper: Published | None 
     figure.suptitle(title or default_title(groups), fontsize=14, parse_math=False)
     (val_tokens, val_time), (train_tokens, train_time) = figure.subplots(2, 2, sharey=True, sharex="col")
 
+    rows = shows_rows(groups)
     for number, (group, mean) in enumerate(zip(groups, means, strict=True)):
         look = style(number)
-        _draw_group(val_tokens, train_tokens, lambda curve: curve.tokens, group, mean, look)
+        _draw_group(val_tokens, train_tokens, lambda curve: curve.tokens, group, mean, look, rows)
         # Without a band: each seed takes a time of its own.
-        _draw_group(val_time, train_time, lambda curve: curve.time / seconds, group, mean, look, banded=False)
+        _draw_group(val_time, train_time, lambda curve: curve.time / seconds, group, mean, look, rows, banded=False)
 
     for panel, what, x_label in (
         (val_tokens, "validation", "tokens trained"),
@@ -105,8 +107,14 @@ def default_title(groups: list[Group]) -> str:
 
 def explanation(groups: list[Group]) -> str:
     """What strong and faint lines are."""
-    kinds = [len(group.runs) > 1 for group in groups]
-    return "\n".join([ONLY_SEVERAL_TEXT if all(kinds) else SINGLE_TEXT] + [SEVERAL_TEXT] * any(kinds))
+    several = [len(group.runs) > 1 for group in groups]
+    rows = shows_rows(groups) and not all(several)
+    return "\n".join([SINGLE_TEXT if rows else NO_ROWS_TEXT] + [SEVERAL_TEXT] * any(several))
+
+
+def shows_rows(groups: list[Group]) -> bool:
+    """Whether the single rows of training loss are drawn too."""
+    return len(groups) <= MOST_WITH_ROWS
 
 
 def unigram_losses(groups: list[Group]) -> list[float]:
@@ -158,11 +166,12 @@ def _draw_group(
     group: Group,
     mean: Curve,
     look: Style,
+    rows: bool,
     banded: bool = True,
 ) -> None:
-    if len(group.runs) == 1:
+    if len(group.runs) == 1 and rows:
         _faint_line(train, x, group.train, look)
-    else:
+    elif len(group.runs) > 1:
         low, high = group.band
         if banded:
             val.fill_between(x(group.evals), low, high, color=look.colour, alpha=0.18, linewidth=0, zorder=1.5)

@@ -17,7 +17,7 @@ from plotly.subplots import make_subplots
 from scripts.comparison import published, report, table
 from scripts.comparison.analysis import short_names
 from scripts.comparison.curves import Curve, smoothed, thinned
-from scripts.comparison.figure import default_title, explanation, loss_limits, time_scale, unigram_losses
+from scripts.comparison.figure import default_title, explanation, loss_limits, shows_rows, time_scale, unigram_losses
 from scripts.comparison.groups import Group
 from scripts.comparison.published import Published
 from scripts.comparison.style import (
@@ -86,9 +86,9 @@ def draw(groups: list[Group], paper: Published | None) -> go.Figure:
         look = style(number)
         runs = [(run, next(folders)) for run in group.runs]
         faint = {"color": look.colour, "width": 1}
-        if len(runs) == 1:
+        if len(runs) == 1 and shows_rows(groups):
             _add(figure, TRAINING, group.train, f"{label}, single rows", label, line=faint, opacity=0.25)
-        else:
+        elif len(runs) > 1:
             _add_band(figure, group, label, look)
             for run, folder in runs:
                 _add(figure, VALIDATION, run.evals, folder, label, line=faint, opacity=0.5)

@@ -104,7 +104,7 @@ def _widen_for_heads(heads: Heads, widths: list[int]) -> None:
 def _shorten_names(rows: list[list[str]], widths: list[int]) -> None:
     """Cuts the middle out of long names until the table fits, unless two of them would look the same."""
     too_wide = sum(widths) + 2 * (len(widths) - 1) - TABLE_WIDTH
-    room = max(20, widths[0] - max(0, too_wide))
+    room = max(24, widths[0] - max(0, too_wide))
     names = [row[0] for row in rows]
     short = [n if len(n) <= room else n[: room // 2 - 2] + "..." + n[len(n) - (room - room // 2 - 1) :] for n in names]
     if too_wide > 0 and room < widths[0] and len(set(short)) == len(set(names)):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import compare
 from scripts.comparison import figure
 from scripts.comparison.groups import make_groups
 from scripts.comparison.runs import Run, read_run
@@ -76,3 +77,59 @@ def test_scales() -> None:
     assert [figure.token_ticks(1.2e6)(x, 0) for x in (0, 2e5, 1e6)] == ["0", "0.2M", "1M"]
     assert figure.token_ticks(49e9)(1e10, 0) == "10B"
     assert len({(s.colour, str(s.line), s.marker) for s in map(style, range(28))}) == 28
+
+
+# --- several seeds ---
+
+
+@pytest.fixture
+def seeds(tmp_path: Path) -> list[Run]:
+    """adamw once, muon with two seeds that end at 1.8 and 2.0."""
+    runs = [write_run(tmp_path / "a", [(0, 5.0), (10, 2.5), (20, 2.1)])]
+    for seed, end in ((1, 1.8), (2, 2.0)):
+        runs.append(write_run(tmp_path / f"m{seed}", [(0, 5.0), (10, 2.2), (20, end)], "muon", seed=seed))
+    return [read_run(run) for run in runs]
+
+
+def test_seeds_are_a_mean_a_band_and_a_thin_line_each(seeds: list[Run]) -> None:
+    drawn = figure.draw(make_groups(seeds))
+    assert [text.get_text() for text in drawn.legends[0].get_texts()][:2] == ["adamw", "muon, 2 seeds"]
+    assert "bands go from lowest to highest" in drawn.legends[0].get_title().get_text()
+    val, val_time, train, _ = drawn.axes
+    muon = [line for line in val.get_lines() if line.get_color() == style(1).colour]
+    assert [line.get_ydata()[-1] for line in muon] == pytest.approx([1.8, 2.0, 1.9])
+    assert [line.get_linewidth() > 1 for line in muon] == [False, False, True]
+    (band,) = val.collections
+    corners = band.get_paths()[0].vertices
+    assert corners[corners[:, 0] == 20_000][:, 1].min() == 1.8
+    assert corners[corners[:, 0] == 20_000][:, 1].max() == 2.0
+    assert not val_time.collections  # each seed takes a time of its own
+    assert len([line for line in train.get_lines() if line.get_color() == style(1).colour]) == 3
+
+
+def test_a_run_that_is_not_finished_is_marked(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", [(0, 5.0), (1500, 2.0)], max_iters=3000, train_rows=0))
+    assert figure.draw(make_groups([run])).legends[0].get_texts()[0].get_text() == "adamw (at update 1,500)"
+
+
+def test_single_rows_of_many_runs_are_left_out(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / str(i), [(0, 5.0), (20, 2.0)], f"o{i}")) for i in range(5)]
+    few, many = figure.draw(make_groups(runs[:4])), figure.draw(make_groups(runs))
+    assert len(few.axes[2].get_lines()) == 2 * 4 + 1  # and the unigram model
+    assert len(many.axes[2].get_lines()) == 5 + 1
+    assert "single rows" in few.legends[0].get_title().get_text()
+    assert "single rows" not in many.legends[0].get_title().get_text()
+
+
+def test_every_kind_of_file(seeds: list[Run], tmp_path: Path) -> None:
+    outs = [tmp_path / "c.png", tmp_path / "c.svg", tmp_path / "c.pdf"]
+    arguments = [part for out in outs for part in ("--out", str(out))]
+    assert compare.main([*(str(run.folder) for run in seeds), *arguments]) == 0
+    assert [out.read_bytes()[:5] for out in outs] == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
+    assert not (tmp_path / "comparison.png").exists()
+
+
+def test_long_curves_do_not_swell_the_file(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", [(0, 5.0), (20_000, 2.0)]))
+    drawn = figure.draw(make_groups([run]))
+    assert all(len(line.get_xdata()) <= figure.MOST_POINTS + 2 for axes in drawn.axes for line in axes.get_lines())
