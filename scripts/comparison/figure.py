@@ -203,7 +203,8 @@ def _faint_line(panel: Axes, x: Callable[[Curve], Floats], curve: Curve, look: S
 
 def _draw_published(panel: Axes, paper: Published, groups: list[Group], longest: float) -> list[Line2D]:
     """Curves, and what is known as points only, up to where the runs are; returns what the legend shows of them."""
-    panel.set_xlim(-0.02 * longest, 1.02 * longest)
+    if longest > 0:
+        panel.set_xlim(-0.02 * longest, 1.02 * longest)
     lines = []
     for number, known in enumerate(paper.curves):
         look: dict[str, Any] = {"color": GREYS[number], "linestyle": PUBLISHED_LINE_STYLES[number], "linewidth": 1.1}

@@ -97,7 +97,8 @@ def draw(groups: list[Group], paper: Published | None) -> go.Figure:
         few = {"symbol": look.symbol, "size": 6, "maxdisplayed": 14}
         strong = {"line": line, "marker": few, "mode": "lines+markers"}
         _add(figure, VALIDATION, group.evals, label, label, showlegend=True, **strong)
-        _add(figure, TRAINING, mean, label, label, **strong)
+        # A line without points has no entry in the legend.
+        _add(figure, TRAINING, mean, label, label, showlegend=not len(group.evals), **strong)
     if paper:
         _add_published(figure, paper, groups, longest)
     unigrams = unigram_losses(groups)

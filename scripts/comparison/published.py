@@ -183,8 +183,8 @@ def _notes(paper: Published) -> list[str]:
 
 
 def _departures(groups: list[Group], paper: Published) -> list[str]:
-    """A warning for each run that was not made by the published recipe."""
-    found = []
+    """A warning for the runs that were not made by the published recipe, one for all that depart in the same way."""
+    found: dict[str, list[str]] = {}
     runs = [run for group in groups for run in group.runs]
     for run, name in zip(runs, short_names(runs), strict=True):
         facts = [
@@ -195,8 +195,8 @@ def _departures(groups: list[Group], paper: Published) -> list[str]:
             ("validation tokens", run.number_of_tokens("val"), paper.val_tokens, exact),
         ]
         differing = [
-            f"{form(ours)} {what} ({form(theirs)})" for what, ours, theirs, form in facts if theirs and ours != theirs
+            f"{what} {form(ours)} ({form(theirs)})" for what, ours, theirs, form in facts if theirs and ours != theirs
         ]
         if differing:
-            found.append(f"warning: {name} is not the published run: {', '.join(differing)}.")
-    return found
+            found.setdefault(", ".join(differing), []).append(name)
+    return [f"warning: not the published recipe: {', '.join(owners)}: {how}." for how, owners in found.items()]

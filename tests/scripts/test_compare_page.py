@@ -82,6 +82,12 @@ def test_long_curves_are_thinned_and_gaps_stay(tmp_path: Path) -> None:
     assert (rows["customdata"][0][0], rows["customdata"][-1][0]) == (1, 9000)
 
 
+def test_a_run_without_evaluations_is_in_the_legend_too(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", [], train_rows=3), write_run(tmp_path / "b", [(0, 5.0), (3, 2.0)], "muon")]
+    traces = figure_in(page.page(make_groups([read_run(run) for run in runs]), None, [], None))["data"]
+    assert [t["name"] for t in traces if t["showlegend"] and t["x"]] == ["adamw", "muon"]
+
+
 def test_published_curves_have_no_time(tmp_path: Path) -> None:
     evals = [(0, 9.0), (10_000, 3.2)]
     groups = make_groups([read_run(write_run(tmp_path / "a", evals, train_rows=0, tokens_per_update=491_520))])

@@ -99,11 +99,11 @@ def test_warnings(tmp_path: Path) -> None:
     assert "lowest of about 100 evaluations on 200 random batches" in text
     assert ".006 to .008" in text
     assert "older recipe" in text
-    assert "is not the published run" not in text
+    assert "not the published recipe" not in text
     other = paper_run(tmp_path / "b", learning_rate=4e-3, parameters=124_000_000)
     text = "\n".join(published.lines([other], published.load("small")))
     assert (
-        "warning: b is not the published run: 124,000,000 parameters (124,373,760), 4e-3 learning rate (6e-4)." in text
+        "warning: not the published recipe: b: parameters 124,000,000 (124,373,760), learning rate 4e-3 (6e-4)." in text
     )
     assert "read off plots" in "\n".join(published.lines([other], published.load("xl-fineweb")))
 
