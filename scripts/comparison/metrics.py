@@ -89,7 +89,10 @@ def by_arrow(content: bytes) -> Metrics | None:
 
 
 def _position(row: dict[str, Any]) -> tuple[float, float, float]:
-    return float(row["iter"]), float(row["tokens"]), float(row["time"])
+    place = float(row["iter"]), float(row["tokens"]), float(row["time"])
+    if not all(map(math.isfinite, place)):
+        raise ValueError("a row without a place")
+    return place
 
 
 def _value(value: Any) -> float:

@@ -42,11 +42,14 @@ class Race:
 
 
 def race(group: Group, other: Group, loss: float, other_tokens: float | None = None) -> Race:
-    """Args:
-    group: whose speed-up is asked for.
-    other: what it is set against.
-    loss: validation loss to be reached, in nats per token.
-    other_tokens: what the other had spent where that is known, as with its own final loss; None: read off its curve.
+    """What the two need to reach a loss.
+
+    Args:
+        group: whose speed-up is asked for.
+        other: what it is set against.
+        loss: validation loss in nats per token.
+        other_tokens: what the other had spent where that is known, as with its own final loss; None: read off its
+            curve.
     """
     tokens = tokens_to_loss(group.evals, loss)
     if other_tokens is None:

@@ -75,7 +75,7 @@ def names(groups: list[Group]) -> Names:
     optimizers = [group.first.optimizer for group in groups]
     only_optimizers = len(set(optimizers)) == len(groups)
     folders = short_names([run for group in groups for run in group.runs])
-    settings = _setting_names(groups)
+    settings = _setting_names(groups, folders)
     rows, sentences, legend, start = [], [], [], 0
     for group, optimizer, setting in zip(groups, optimizers, settings, strict=True):
         folder, n = folders[start], len(group.runs)
@@ -93,19 +93,22 @@ def names(groups: list[Group]) -> Names:
     return Names(rows, sentences, legend)
 
 
-def _setting_names(groups: list[Group]) -> list[str]:
-    """The optimizer, with the first settings that tell it from other groups of that optimizer."""
-    result = []
+def _setting_names(groups: list[Group], folders: list[str]) -> list[str]:
+    """The optimizer, with the first settings that tell it from other groups of that optimizer. Where none does, as with
+    other data, the name of a run.
+    """
+    result, start = [], 0
     for group in groups:
-        values = setting_values(group.first)
+        values, folder = setting_values(group.first), folders[start]
+        start += len(group.runs)
         rivals = [setting_values(other.first) for other in groups if other is not group]
         rivals = [other for other in rivals if other["optimizer"] == values["optimizer"]]
-        name = str(values["optimizer"])
+        name = group.first.optimizer
         for key, value in values.items():
             if any(other[key] != value for other in rivals):
                 name += f", {'lr' if key == 'learning_rate' else key} {_value_text(value)}"
                 rivals = [other for other in rivals if other[key] == value]
-        result.append(name)
+        result.append(f"{name}, {folder} and others" if rivals and len(group.runs) > 1 else name)
     return result
 
 

@@ -177,6 +177,10 @@ def test_settings_name_groups_of_one_optimizer(tmp_path: Path) -> None:
     called = wording.names([a, b, c])
     assert len(set(called.rows)) == len(set(called.sentences)) == len(set(called.legend)) == 3
     assert called.sentences[2] == "adamw, lr 6e-3, grad_clip 5e-1"
+    other_data = seeds(tmp_path / "d", "adamw", [2.0, 2.1], data={"val_tokens": 801})
+    assert wording.names([a, other_data]).rows == [
+        *("adamw, a/adamw-1 and others (2 seeds)", "adamw, d/adamw-1 and others (2 seeds)"),
+    ]
 
 
 # --- differences ---

@@ -75,7 +75,18 @@ def test_a_damaged_line_is_skipped_and_told(tmp_path: Path, capsys: pytest.Captu
     assert "1 damaged line" in warning[0]
 
 
-@pytest.mark.parametrize("line", ["12", "[1]", '{"val/loss": 2.0}', '{"iter": 1, "val/loss": "x"}', "\0\0", "\xff"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"iter": NaN, "tokens": 1, "time": 1, "val/loss": 2}',
+        "12",
+        "[1]",
+        '{"val/loss": 2.0}',
+        '{"iter": 1, "val/loss": "x"}',
+        "\0\0",
+        "\xff",
+    ],
+)
 def test_lines_that_are_no_rows_do_not_stop_the_reading(tmp_path: Path, line: str) -> None:
     folder = write_run(tmp_path / "a", [(0, 5.0), (10, 2.5)])
     with (folder / "metrics.jsonl").open("a") as file:
@@ -163,6 +174,8 @@ DOUBTFUL = [
     '{"iter": 31, "tokens": 40, "time": 9, "val/loss": Infinity}',
     '{"iter": 31, "tokens": 40, "time": 9, "val/loss": 1e999}',
     '{"iter": 31, "tokens": 1' + 400 * "0" + ', "time": 9, "val/loss": 2}',
+    '{"iter": NaN, "tokens": 40, "time": 9, "val/loss": 2}',
+    '{"iter": 31, "tokens": 40, "time": 1e999, "val/loss": 2}',
     '{"iter": 31, "tokens": 40, "val/loss": 2}',
     '{"iter": 31, "tokens": null, "time": 9, "val/loss": 2}',
     '{"iter": "31", "tokens": true, "time": 9, "val/loss": 2}',
