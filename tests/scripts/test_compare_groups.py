@@ -206,6 +206,10 @@ def test_differences_pair_equal_seeds_only(tmp_path: Path) -> None:
     assert paired == [2, 3]
     assert tokens == 20_000
     assert result.mean == pytest.approx((2.2 - 2.1 + 2.4 - 2.5) / 2)
+    found = difference(a, seeds(tmp_path, "nadamw", [9.0, 2.1, 2.5], first=0))
+    assert found is not None
+    assert found[1] == [1, 2]
+    assert found[0].mean == pytest.approx((2.0 - 2.1 + 2.2 - 2.5) / 2)
     assert difference(a, seeds(tmp_path, "lion", [2.0, 2.0], first=3)) is None
     assert difference(a, seeds(tmp_path, "sgd", [2.0, 2.0], data={"val_tokens": 801})) is None
 
