@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Lays runs side by side: a table, what it means in sentences, and the loss curves as a PNG.
+"""Lays runs side by side: a table, what it means in sentences, and the loss curves as a figure or a page.
 
     python scripts/compare.py runs/gpt2-small-adamw runs/gpt2-small-mars
+    python scripts/compare.py runs/*-seed* --loss 2.9 --html page.html --json results.json
+    python scripts/compare.py runs/gpt2-small-* --paper gpt2-small --out figure.svg
 
 Everything comes from the `config.json` and `metrics.jsonl` in a run's folder, so runs that are still going can be
-compared too. With more than three runs each is set against the first, so put the baseline first. The parts are in
-`scripts/comparison/`: `runs.py` reads, `analysis.py` computes, `table.py` and `report.py` write, `figure.py` draws.
+compared too. Runs that differ only in their seed are shown as one, with mean and spread. With more than three settings
+each is set against the first, so put the baseline first. The parts are in `scripts/comparison/`; docs/comparing.md has
+all that can be asked for.
 """
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -16,8 +20,13 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.comparison import report, table
-from scripts.comparison.runs import Run, RunError, read_run
+from scripts.comparison import published, report, results, table
+from scripts.comparison.groups import Group, make_groups
+from scripts.comparison.published import Published
+from scripts.comparison.runs import Run, RunError, read_runs
+
+FIGURES = (".png", ".svg", ".pdf")
+STDOUT = Path("-")
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,36 +42,104 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run's folder (its out_dir)")
     parser.add_argument(
         "--out",
-        metavar="FILE.png",
+        metavar="FILE",
         type=Path,
-        help="where to write the curves (comparison.png beside the runs, or here if they lie in several folders)",
+        action="append",
+        default=[],
+        help="where to write the curves, a .png, .svg or .pdf; several are allowed (comparison.png beside the runs, or "
+        "here if they lie in several folders)",
     )
     parser.add_argument("--title", help="title of the figure (the data set and sizes)")
-    return parser.parse_args(argv)
+    parser.add_argument(
+        "--loss", type=loss, action="append", default=[], help="tokens and time to this loss; repeatable"
+    )
+    parser.add_argument("--paper", metavar="SIZE", help="add what is published: " + ", ".join(published.sizes()))
+    for kind, what in (("json", "all results"), ("csv", "all results, a line a number")):
+        parser.add_argument(
+            f"--{kind}",
+            metavar="FILE",
+            type=Path,
+            nargs="?",
+            const=Path(f"comparison.{kind}"),
+            help=f"{what}; - prints them and nothing else (without FILE: comparison.{kind} beside the runs)",
+        )
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="a page with curves to hover and zoom, for any browser"
+    )
+    args = parser.parse_intermixed_args(argv)
+    _check(args)
+    return args
+
+
+def loss(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses what would be found out only after minutes of reading, and settles where files go."""
+    folder = default_folder(args.runs)
+    args.only_data = STDOUT in (args.json, args.csv)
+    args.out = args.out or ([] if args.only_data else [folder / "comparison.png"])
+    for out in args.out:
+        if out.suffix.lower() not in FIGURES:
+            raise RunError(f"--out {out.resolve()} must end in .png, .svg or .pdf")
+    for kind, allowed in (("json", ".json"), ("csv", ".csv"), ("html", ".html")):
+        path = getattr(args, kind)
+        if path is None or (path == STDOUT and kind != "html"):
+            continue
+        if path.suffix.lower() != allowed:
+            hint = "; RUN arguments stand before it" if path.is_dir() else ""
+            raise RunError(f"--{kind} {path.resolve()} must end in {allowed}{hint}")
+        if path == Path(f"comparison.{kind}"):
+            setattr(args, kind, folder / path)
+    if args.json == STDOUT and args.csv == STDOUT:
+        raise RunError("--json - and --csv - cannot both go to standard output; name a file for one of them")
+    if args.paper is not None and args.paper not in published.sizes():
+        raise RunError(f"--paper {args.paper} is not known; known are {', '.join(published.sizes())}")
 
 
 def main(argv: list[str] | None = None) -> int:
     try:
         args = arguments(argv)
-        runs = read_runs(args.runs)
-        out = args.out or default_out(args.runs)
-        if out.suffix.lower() != ".png":
-            raise RunError(f"--out {out.resolve()} must end in .png")
-        print("\n".join(text(runs)))
-        write_figure(runs, args.title, out)
+        paper = published.load(args.paper) if args.paper else None
+        runs = read(args.runs)
+        groups = make_groups(runs)
+        if not args.only_data:
+            print("\n".join(text(groups, args.loss, paper)))
+        written = [("loss curves", out) for out in args.out]
+        if args.out:
+            write_figures(groups, args.title, paper, args.out)
+        if args.json or args.csv:
+            values = results.results(groups, args.loss, paper)
+            for path, form in ((args.json, results.as_json), (args.csv, results.as_csv)):
+                if path == STDOUT:
+                    print(form(values), end="")
+                elif path:
+                    write(path, form(values))
+                    written.append(("results", path))
+        if args.html:
+            write_page(groups, args, paper)
+            written.append(("page", args.html))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"\nloss curves: {out}")
+    except BrokenPipeError:  # the reader, `head` for one, has seen enough; Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if not args.only_data:
+        print("\n" + "\n".join(f"{what}: {path}" for what, path in written))
     return 0
 
 
-def read_runs(folders: list[Path]) -> list[Run]:
+def read(folders: list[Path]) -> list[Run]:
     """Each folder once, in the order given."""
     distinct = {folder.resolve(): folder for folder in reversed(folders)}
     if len(distinct) < len(folders):
         print("warning: a run that was given twice is shown once", file=sys.stderr)
-    runs = [read_run(folder) for folder in reversed(distinct.values())]
+    runs = read_runs(list(reversed(distinct.values())))
     for run in runs:
         if run.damaged_lines:
             path = run.folder.resolve() / "metrics.jsonl"
@@ -71,30 +148,51 @@ def read_runs(folders: list[Path]) -> list[Run]:
     return runs
 
 
-def text(runs: list[Run]) -> list[str]:
+def text(groups: list[Group], losses: list[float], paper: Published | None) -> list[str]:
     """What is printed before the figure is drawn: blocks with an empty line between them."""
-    blocks = [table.table(runs), report.notes(runs), report.warnings(runs), report.sentences(runs)]
+    blocks = [
+        *(table.table(groups), report.notes(groups), report.warnings(groups)),
+        *(report.sentences(groups), report.losses_table(groups, losses)),
+        published.lines(groups, paper) if paper else [],
+    ]
     lines: list[str] = []
     for block in blocks:
         lines += ([""] if lines and block else []) + block
     return lines
 
 
-def default_out(folders: list[Path]) -> Path:
+def default_folder(folders: list[Path]) -> Path:
+    """The folder that holds all the runs, or the present one."""
     parents = {folder.resolve().parent for folder in folders}
     folder = parents.pop() if len(parents) == 1 else Path.cwd()
     here = Path.cwd()
-    return Path(os.path.relpath(folder, here) if folder.is_relative_to(here) else folder) / "comparison.png"
+    return Path(os.path.relpath(folder, here) if folder.is_relative_to(here) else folder)
 
 
-def write_figure(runs: list[Run], title: str | None, out: Path) -> None:
+def write_figures(groups: list[Group], title: str | None, paper: Published | None, outs: list[Path]) -> None:
     # Imported late: a mistake in the arguments is told without waiting for matplotlib.
     from scripts.comparison import figure
 
+    drawn = figure.draw(groups, title, paper)
+    for out in outs:
+        try:
+            figure.save(drawn, out)
+        except OSError as problem:
+            raise RunError(f"{out.resolve()} cannot be written: {problem.strerror or problem}") from None
+
+
+def write_page(groups: list[Group], args: argparse.Namespace, paper: Published | None) -> None:
+    from scripts.comparison import page
+
+    write(args.html, page.page(groups, args.title, args.loss, paper))
+
+
+def write(path: Path, content: str) -> None:
     try:
-        figure.save(figure.draw(runs, title), out)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
     except OSError as problem:
-        raise RunError(f"{out.resolve()} cannot be written: {problem.strerror or problem}") from None
+        raise RunError(f"{path.resolve()} cannot be written: {problem.strerror or problem}") from None
 
 
 if __name__ == "__main__":

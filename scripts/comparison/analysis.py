@@ -1,47 +1,15 @@
-"""The arithmetic of a comparison: pure functions of curves and runs.
-
-The question behind it is the one of the MARS paper (arXiv 2411.10438): how many tokens does one optimizer need to
-reach the loss at which another ended? Evaluations are sparse, so the answer is read off the straight line
-between the two evaluations around the first crossing.
-"""
+"""Figures of a run, and whether two runs can be set against each other."""
 
 import json
 import math
-from collections import defaultdict
 
 import numpy as np
 
-from scripts.comparison.runs import Curve, Floats, Run
+from scripts.comparison.curves import Curve, Floats
+from scripts.comparison.runs import Run
 
 # The first rows are slower than the rest: compilation, warm caches, a cold disk.
 WARMUP_ROWS = 5
-
-# What distinguishes one setting from another. A list of what counts, not of what doesn't: a config also holds
-# paths, names and dates, which would make every run a setting of its own.
-SETTING_KEYS = (
-    *("optimizer", "learning_rate", "min_lr", "beta1", "beta2", "weight_decay", "grad_clip", "warmup_iters"),
-    *("lr_decay_iters", "max_iters", "gamma", "exact", "mars_clip", "mars_first_step", "lr_1d", "betas_1d"),
-    *("weight_decay_1d", "gradient_multiplier", "dropout", "parameters", "tokens_per_update", "block_size"),
-)
-
-
-def tokens_to_loss(evals: Curve, loss: float) -> float | None:
-    """Tokens until the loss is first reached from above, or None where it never is."""
-    curve = evals.finite()
-    return crossing(curve.tokens, curve.loss, loss)
-
-
-def crossing(x: Floats, y: Floats, level: float) -> float | None:
-    """Where y first comes down to the level, by straight lines between points; x[0] where it starts there."""
-    reached = np.flatnonzero(y <= level)
-    if len(reached) == 0:
-        return None
-    after = int(reached[0])
-    if after == 0:
-        return float(x[0])
-    before = after - 1
-    part = (y[before] - level) / (y[before] - y[after])
-    return float(x[before] + part * (x[after] - x[before]))
 
 
 def final_loss(evals: Curve) -> float | None:
@@ -66,20 +34,6 @@ def throughput(tokens_per_sec: Floats) -> float | None:
     rows = tokens_per_sec[min(WARMUP_ROWS, len(tokens_per_sec) // 2) :]
     rows = rows[np.isfinite(rows)]
     return float(np.median(rows)) if len(rows) else None
-
-
-def smooth(values: Floats, window: int) -> Floats:
-    """The mean of the `window` values around each one, fewer at the ends. What is not a number is left out."""
-    half = window // 2
-    known = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    places = np.arange(len(values))
-    first, last = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
-    number = counts[last] - counts[first]
-    mean = (sums[last] - sums[first]) / np.maximum(number, 1)
-    # A gap stays a gap: a mean of its neighbours would hide that the run diverged there.
-    return np.where(known, mean, np.nan)
 
 
 def short_names(runs: list[Run]) -> list[str]:
@@ -110,10 +64,6 @@ def _validation_key(run: Run) -> str:
     return json.dumps([run.data["val_tokens"], run.data.get("tokenizer")], sort_keys=True)
 
 
-def one_seed_each(runs: list[Run]) -> bool:
-    """Whether no setting was run with a second seed, so that nothing tells a difference from chance."""
-    seeds = defaultdict(set)
-    for run in runs:
-        setting = [str(run.config.get(key)) for key in SETTING_KEYS]
-        seeds[(*setting, _validation_key(run))].add(str(run.config.get("seed")))
-    return all(len(s) == 1 for s in seeds.values())
+def data_key(run: Run) -> str:
+    """What tells whether two runs learn from the same tokens and are evaluated on the same."""
+    return json.dumps([_validation_key(run), run.data.get("train_tokens"), run.data.get("fingerprint")])

@@ -2,78 +2,67 @@
 
 All four panels share one axis of loss. It shows the part where runs can be told apart: the first updates, from
 ln(vocabulary) down, would press everything after them flat, so they are cut off, and the legend names what lies
-wholly beyond the axis. Colours are Okabe and Ito's, which the colour-blind can tell apart; line
-styles and markers say the same again for black-and-white print.
+wholly beyond the axis. Several seeds are a mean, a band from the lowest to the highest of them, and a faint line each.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from scripts.comparison.analysis import smooth
-from scripts.comparison.runs import Curve, Floats, Run
-from scripts.comparison.wording import amount, exact, legend_labels
-
-# Okabe and Ito without yellow, which is hardly seen on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Solid, and dashes as (offset, (ink, gap, ...)).
-LINE_STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-UNIGRAM_STYLE: dict[str, Any] = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1.6}
-MARKERS_A_LINE = 12
-
-SMOOTHED_PART = 0.02  # of a run's training rows
-FEWEST_SMOOTHED = 5
-SMOOTHING_TEXT = (
-    f"training loss: faint lines are single rows, strong lines the running mean over "
-    f"{SMOOTHED_PART:.0%} of a run's rows (at least {FEWEST_SMOOTHED})"
+from scripts.comparison.curves import FEWEST_SMOOTHED, SMOOTHED_PART, Curve, Floats, smoothed, thinned
+from scripts.comparison.groups import Group
+from scripts.comparison.published import Published
+from scripts.comparison.style import (
+    GREYS,
+    PUBLISHED_LINE_STYLES,
+    PUBLISHED_MARKERS,
+    UNIGRAM_GREY,
+    Style,
+    style,
 )
+from scripts.comparison.wording import amount, exact, names, tokens_unit
+
+UNIGRAM_STYLE: dict[str, Any] = {"color": UNIGRAM_GREY, "linestyle": (0, (1, 2)), "linewidth": 1.6}
+MARKERS_A_LINE = 12
+MOST_WITH_ROWS = 4  # groups: the single rows of more of them would cover each other
+MOST_POINTS = 1500  # of a drawn line: more would not be seen, and make an SVG of many megabytes
+SUFFIXES = (".png", ".svg", ".pdf")
+
+SMOOTHING_TEXT = f"the running mean over {SMOOTHED_PART:.0%} of a run's rows (at least {FEWEST_SMOOTHED})"
+SINGLE_TEXT = f"training loss: faint lines are single rows, strong lines {SMOOTHING_TEXT}"
+NO_ROWS_TEXT = f"training loss: {SMOOTHING_TEXT}"
+SEVERAL_TEXT = "several seeds: strong lines are their mean, thin lines one seed each, bands go from lowest to highest"
 
 # Losses before this part of the longest run don't count when the axis of loss is chosen.
 EARLY_PART = 0.1
 
 
-@dataclass(frozen=True)
-class Style:
-    colour: str
-    line: Any  # what matplotlib takes as a line style
-    marker: str
-
-
-def style(number: int) -> Style:
-    """The look of a run: the three cycles have different lengths, so 28 runs differ in at least one."""
-    return Style(
-        COLOURS[number % len(COLOURS)],
-        LINE_STYLES[number % len(LINE_STYLES)],
-        MARKERS[number % len(MARKERS)],
-    )
-
-
-def draw(runs: list[Run], title: str | None = None) -> Figure:
+def draw(groups: list[Group], title: str | None = None, paper: Published | None = None) -> Figure:
     """The whole figure, ready to be saved."""
-    means = [smoothed_training(run.train) for run in runs]
-    unigrams = sorted({round(run.unigram_loss, 6) for run in runs if run.unigram_loss is not None})
-    limits = loss_limits([run.evals for run in runs], means, unigrams)
+    runs = [run for group in groups for run in group.runs]
+    means = [smoothed(group.train) for group in groups]
+    unigrams = unigram_losses(groups)
+    longest = max(run.tokens for run in runs)
+    known = [curve.curve.at(curve.curve.tokens <= longest) for curve in paper.curves] if paper else []
+    limits = loss_limits([*(run.evals for run in runs), *known], means, unigrams)
     seconds, time_unit = time_scale(max(run.time for run in runs))
-    figure = Figure(figsize=(12, 9), layout="constrained")
-    figure.suptitle(title or default_title(runs), fontsize=14, parse_math=False)
+    figure = Figure(figsize=(12, 9), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+    figure.suptitle(title or default_title(groups), fontsize=14, parse_math=False)
     (val_tokens, val_time), (train_tokens, train_time) = figure.subplots(2, 2, sharey=True, sharex="col")
 
-    for number, (run, mean) in enumerate(zip(runs, means, strict=True)):
+    rows = shows_rows(groups)
+    for number, (group, mean) in enumerate(zip(groups, means, strict=True)):
         look = style(number)
-        _faint_line(train_tokens, run.train.tokens, run.train.loss, look)
-        _faint_line(train_time, run.train.time / seconds, run.train.loss, look)
-        _line(val_tokens, run.evals.tokens, run.evals.loss, look)
-        _line(val_time, run.evals.time / seconds, run.evals.loss, look)
-        _line(train_tokens, mean.tokens, mean.loss, look)
-        _line(train_time, mean.time / seconds, mean.loss, look)
+        _draw_group(val_tokens, train_tokens, lambda curve: curve.tokens, group, mean, look, rows)
+        # Without a band: each seed takes a time of its own.
+        _draw_group(val_time, train_time, lambda curve: curve.time / seconds, group, mean, look, rows, banded=False)
 
     for panel, what, x_label in (
         (val_tokens, "validation", "tokens trained"),
@@ -85,21 +74,29 @@ def draw(runs: list[Run], title: str | None = None) -> Figure:
         panel.set(xlabel=x_label, ylabel=f"{what} loss (nats per token)")
         panel.tick_params(labelleft=True, labelbottom=True)  # though panels share axes
         panel.grid(True, color="#dddddd", linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
         _unigram_lines(panel, unigrams, limits)
     if limits:
         val_tokens.set_ylim(*limits)
-    val_tokens.xaxis.set_major_formatter(FuncFormatter(token_ticks(max(run.tokens for run in runs))))
-    _legend(figure, runs, means, unigrams, limits)
+    published = _draw_published(val_tokens, paper, groups, longest) if paper else []
+    val_tokens.xaxis.set_major_formatter(FuncFormatter(token_ticks(longest)))
+    _legend(figure, groups, means, unigrams, limits, published)
     return figure
 
 
 def save(figure: Figure, path: Path) -> None:
+    """Writes a PNG, SVG or PDF, by the path's suffix.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=150)
 
 
-def default_title(runs: list[Run]) -> str:
+def default_title(groups: list[Group]) -> str:
     """The data sets and the sizes."""
+    runs = [group.first for group in groups]
     facts = [
         ", ".join(_distinct([run.dataset or "unknown data" for run in runs])),
         ", ".join(_distinct([amount(run.number("parameters")) for run in runs])) + " parameters",
@@ -108,9 +105,22 @@ def default_title(runs: list[Run]) -> str:
     return " · ".join(fact for fact in facts if not fact.startswith(("- ", "unknown ")))
 
 
-def smoothed_training(train: Curve) -> Curve:
-    window = max(FEWEST_SMOOTHED, round(SMOOTHED_PART * len(train)))
-    return Curve(train.updates, train.tokens, train.time, smooth(train.loss, window))
+def explanation(groups: list[Group]) -> str:
+    """What strong and faint lines are."""
+    several = [len(group.runs) > 1 for group in groups]
+    rows = shows_rows(groups) and not all(several)
+    return "\n".join([SINGLE_TEXT if rows else NO_ROWS_TEXT] + [SEVERAL_TEXT] * any(several))
+
+
+def shows_rows(groups: list[Group]) -> bool:
+    """Whether the single rows of training loss are drawn too."""
+    return len(groups) <= MOST_WITH_ROWS
+
+
+def unigram_losses(groups: list[Group]) -> list[float]:
+    """Those of the data sets, each once."""
+    losses = [run.unigram_loss for group in groups for run in group.runs]
+    return sorted({round(loss, 6) for loss in losses if loss is not None})
 
 
 def loss_limits(evals: list[Curve], means: list[Curve], unigrams: list[float]) -> tuple[float, float] | None:
@@ -145,25 +155,64 @@ def time_scale(longest: float) -> tuple[int, str]:
 
 def token_ticks(longest: float) -> Callable[[float, int], str]:
     """Writes tokens in the unit that fits the whole axis: 0.5M, 1M, 1.5M."""
-    size, suffix = (1e9, "B") if longest >= 1e9 else (1e6, "M") if longest >= 1e5 else (1e3, "K")
+    size, suffix = tokens_unit(longest)
     return lambda tokens, position: f"{tokens / size:g}{suffix}" if tokens else "0"
 
 
-def _line(panel: Axes, x: Floats, y: Floats, look: Style) -> None:
+def _draw_group(
+    val: Axes,
+    train: Axes,
+    x: Callable[[Curve], Floats],
+    group: Group,
+    mean: Curve,
+    look: Style,
+    rows: bool,
+    banded: bool = True,
+) -> None:
+    if len(group.runs) == 1 and rows:
+        _faint_line(train, x, group.train, look)
+    elif len(group.runs) > 1:
+        low, high = group.band
+        if banded:
+            val.fill_between(x(group.evals), low, high, color=look.colour, alpha=0.18, linewidth=0, zorder=1.5)
+        for run in group.runs:
+            _faint_line(val, x, run.evals, look, alpha=0.5)
+            _faint_line(train, x, smoothed(run.train), look, alpha=0.4)
+    _line(val, x, group.evals, look)
+    _line(train, x, mean, look)
+
+
+def _line(panel: Axes, x: Callable[[Curve], Floats], curve: Curve, look: Style) -> None:
+    curve = thinned(curve, MOST_POINTS)
     panel.plot(
-        *(x, y),
+        *(x(curve), curve.loss),
         color=look.colour,
         linestyle=look.line,
         linewidth=1.7,
         marker=look.marker,
         markersize=5,
-        markevery=max(1, len(x) // MARKERS_A_LINE),
+        markevery=max(1, len(curve) // MARKERS_A_LINE),
         zorder=3,
     )
 
 
-def _faint_line(panel: Axes, x: Floats, y: Floats, look: Style) -> None:
-    panel.plot(x, y, color=look.colour, alpha=0.22, linewidth=0.7, zorder=1)
+def _faint_line(panel: Axes, x: Callable[[Curve], Floats], curve: Curve, look: Style, alpha: float = 0.22) -> None:
+    curve = thinned(curve, MOST_POINTS)
+    panel.plot(x(curve), curve.loss, color=look.colour, alpha=alpha, linewidth=0.7, zorder=1)
+
+
+def _draw_published(panel: Axes, paper: Published, groups: list[Group], longest: float) -> list[Line2D]:
+    """Curves, and what is known as points only, up to where the runs are; returns what the legend shows of them."""
+    if longest > 0:
+        panel.set_xlim(-0.02 * longest, 1.02 * longest)
+    lines = []
+    for number, known in enumerate(paper.curves):
+        look: dict[str, Any] = {"color": GREYS[number], "linestyle": PUBLISHED_LINE_STYLES[number], "linewidth": 1.1}
+        lines += panel.plot(known.curve.tokens, known.curve.loss, label=known.label, zorder=2, **look)
+    for marker, (label, points) in zip(PUBLISHED_MARKERS, paper.points(groups).items(), strict=False):
+        look = {"color": UNIGRAM_GREY, "linestyle": "", "marker": marker, "markersize": 9, "markerfacecolor": "none"}
+        lines += panel.plot(points.tokens, points.loss, label=label, zorder=4, **look)
+    return lines
 
 
 def _unigram_lines(panel: Axes, unigrams: list[float], limits: tuple[float, float] | None) -> None:
@@ -190,16 +239,17 @@ def _plain(text: str) -> str:
 
 def _legend(
     figure: Figure,
-    runs: list[Run],
+    groups: list[Group],
     means: list[Curve],
     unigrams: list[float],
     limits: tuple[float, float] | None,
+    published: list[Line2D],
 ) -> None:
     """One legend under all panels, where it covers no curve."""
     handles = []
-    for number, (label, run, mean) in enumerate(zip(legend_labels(runs), runs, means, strict=True)):
+    for number, (label, group, mean) in enumerate(zip(names(groups).legend, groups, means, strict=True)):
         look = style(number)
-        losses = np.concatenate([run.evals.finite().loss, mean.finite().loss])
+        losses = np.concatenate([group.evals.finite().loss, mean.finite().loss])
         text = label + _beyond(losses, limits)
         handles.append(
             Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, label=_plain(text))
@@ -207,6 +257,7 @@ def _legend(
     for loss in unigrams:
         text = f"unigram model, {loss:.2f}" + _beyond(np.array([loss]), limits)
         handles.append(Line2D([], [], label=_plain(text), **UNIGRAM_STYLE))
+    handles += published
     longest = max(len(str(handle.get_label())) for handle in handles)
     columns = max(1, min(len(handles), 4, 150 // (longest + 8)))
     figure.legend(
@@ -215,7 +266,7 @@ def _legend(
         ncols=columns,
         fontsize=10,
         handlelength=3.5,
-        title=SMOOTHING_TEXT,
+        title=explanation(groups),
         title_fontsize=9,
     )
 

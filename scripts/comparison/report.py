@@ -8,31 +8,36 @@ import json
 import math
 from collections.abc import Callable
 
-from scripts.comparison.analysis import (
-    WARMUP_ROWS,
-    one_seed_each,
-    same_speed_conditions,
-    same_validation_data,
-    short_names,
-    throughput,
-    tokens_to_loss,
-)
+from scripts.comparison.analysis import WARMUP_ROWS, same_validation_data, short_names
+from scripts.comparison.groups import Group, difference
+from scripts.comparison.milestones import MILESTONES, TOKENS_PER_UPDATE, race, reached
 from scripts.comparison.runs import Run
-from scripts.comparison.wording import amount, exact, sentence_names
+from scripts.comparison.wording import amount, duration, exact, names, times
 
 # Losses that print the same are level: 1.9721 against 1.9724 is nothing to speak of.
 LEVEL = 0.0005
 
 
-def notes(runs: list[Run]) -> list[str]:
+def notes(groups: list[Group]) -> list[str]:
     lines = [
         "Loss in nats per token. final: the last evaluation; best: the lowest one. '-': unknown.",
         f"tokens/s: median of the training rows after the first {WARMUP_ROWS} (short runs: of the later half).",
     ]
+    if any(len(group.runs) > 1 for group in groups):
+        lines.append(
+            "Several seeds: mean ± sample standard deviation over the seeds, at evaluations that all of them have."
+        )
+    if milestones := reached(groups):
+        at = [
+            f"{name} is {MILESTONES[name] / 1e9:.2f}B ({MILESTONES[name] // TOKENS_PER_UPDATE:,})"
+            for name in milestones
+        ]
+        lines.append(f"Tokens, and updates of the published recipe: {', '.join(at)}; between evaluations by a line.")
+    runs = [run for group in groups for run in group.runs]
     for run, name in zip(runs, short_names(runs), strict=True):
         if not run.finished:
             done = f"update {run.updates:.0f} of {run.max_iters:.0f}"
-            lines.append(f"{name}: stopped or still going at {done}; its last evaluation stands as the final one.")
+            lines.append(f"* {name}: stopped or still going at {done}; its last evaluation stands as the final one.")
         if not run.evaluated:
             what = "only the evaluation before training" if len(run.evals) else "no evaluation"
             lines.append(f"{name}: {what} so far, so there is nothing to set against other runs.")
@@ -41,9 +46,10 @@ def notes(runs: list[Run]) -> list[str]:
     return lines
 
 
-def warnings(runs: list[Run]) -> list[str]:
+def warnings(groups: list[Group]) -> list[str]:
     """One line where the runs differ in more than the optimizer, one where their times cannot be compared."""
-    names = short_names(runs)
+    runs = [run for group in groups for run in group.runs]
+    run_names = short_names(runs)
     training: list[tuple[str, Callable[[Run], str]]] = [
         ("data sets", _data_text),
         ("tokens an update", lambda run: exact(run.number("tokens_per_update"))),
@@ -52,7 +58,7 @@ def warnings(runs: list[Run]) -> list[str]:
         ("planned updates", lambda run: exact(run.max_iters)),
     ]
     lines = []
-    if reasons := _differences(runs, names, training):
+    if reasons := _differences(runs, run_names, training):
         lines.append(f"warning: not like for like: {'; '.join(reasons)}.")
     if not all(same_validation_data(runs[0], run) for run in runs):
         lines.append("warning: validation losses are compared only between runs with equal validation data.")
@@ -60,7 +66,7 @@ def warnings(runs: list[Run]) -> list[str]:
         ("devices", lambda run: str(run.config.get("device_name", "-"))),
         ("numbers of processes", lambda run: str(run.config.get("processes", "-"))),
     ]
-    if reasons := _differences(runs, names, speed):
+    if reasons := _differences(runs, run_names, speed):
         lines.append(f"warning: times and tokens/s are not comparable: {'; '.join(reasons)}.")
     return lines
 
@@ -84,64 +90,98 @@ def _differences(runs: list[Run], names: list[str], facts: list[tuple[str, Calla
     return reasons
 
 
-def sentences(runs: list[Run]) -> list[str]:
-    """Who reaches whose final loss, and when: each pair both ways, or of many runs each against the first."""
-    names = sentence_names(runs)
-    usable = [i for i, run in enumerate(runs) if run.evaluated]
+def sentences(groups: list[Group]) -> list[str]:
+    """Who reaches whose final loss, and when, and what the seeds say of the difference: each pair both ways, or of
+    many groups each against the first.
+    """
+    called = names(groups).sentences
+    usable = [i for i, group in enumerate(groups) if group.evaluated]
     if len(usable) <= 3:
         pairs = [(i, j) for i in usable for j in usable if i != j]
     else:
         pairs = [(i, usable[0]) for i in usable[1:]]
     lines = []
     for i, j in pairs:
-        if not same_validation_data(runs[i], runs[j]):
+        if not same_validation_data(groups[i].first, groups[j].first):
             continue
-        if _level(runs[i], runs[j]):
+        if _level(groups[i], groups[j]):
             # Said once, not from both sides.
             if i < j or (j, i) not in pairs:
-                lines.append(_level_sentence(runs[i], names[i], runs[j], names[j]))
-        elif sentence := _reach_sentence(runs[i], names[i], runs[j], names[j]):
+                lines.append(_level_sentence(groups[i], called[i], groups[j], called[j]))
+        elif sentence := _reach_sentence(groups[i], called[i], groups[j], called[j]):
             lines.append(sentence)
-    if lines and one_seed_each([runs[i] for i in usable]):
+    # The later one against the earlier one, the baseline.
+    paired = [_paired_sentence(groups[i], called[i], groups[j], called[j]) for i, j in pairs if i > j]
+    if lines and all(len(groups[i].runs) == 1 for i in usable):
         lines.append("One seed each: differences of a few hundredths can be noise.")
-    return lines
+    return lines + [sentence for sentence in paired if sentence]
 
 
-def _level(a: Run, b: Run) -> bool:
+def _level(a: Group, b: Group) -> bool:
     return bool(abs(a.evals.loss[-1] - b.evals.loss[-1]) < LEVEL)
 
 
-def _level_sentence(a: Run, name_a: str, b: Run, name_b: str) -> str:
+def _level_sentence(a: Group, name_a: str, b: Group, name_b: str) -> str:
     at_a, at_b = amount(a.evals.tokens[-1]), amount(b.evals.tokens[-1])
     after = f"{at_a} tokens each" if at_a == at_b else f"{at_a} and {at_b} tokens"
     return f"{name_a} and {name_b} end level at {a.evals.loss[-1]:.3f}, after {after}."
 
 
-def _reach_sentence(run: Run, name: str, other: Run, other_name: str) -> str | None:
-    """Whether and when `run` reaches the loss at which `other` ended; None where that loss is not a number."""
-    goal = float(other.evals.loss[-1])
+def _reach_sentence(group: Group, name: str, other: Group, other_name: str) -> str | None:
+    """Whether and when `group` reaches the loss at which `other` ended; None where that loss is not a number."""
+    goal, budget = float(other.evals.loss[-1]), float(other.evals.tokens[-1])
     if not math.isfinite(goal):
         return None
-    kind = "final" if other.finished else "latest"
+    kind = ("mean " if len(other.runs) > 1 else "") + ("final" if other.finished else "latest")
     goal_text = f"{other_name}'s {kind} loss ({goal:.3f})"
-    tokens, end = tokens_to_loss(run.evals, goal), float(run.evals.loss[-1])
-    ends = "ends" if run.finished else "now stands"
+    end, ends = float(group.evals.loss[-1]), "ends" if group.finished else "now stands"
     above = f"{ends} {end - goal:.3f} above" if math.isfinite(end) else f"{ends} at a loss that is not a number"
-    if tokens is None:
-        spent = amount(run.evals.tokens[-1]) + " tokens" + ("" if run.finished else " so far")
+    result = race(group, other, goal, budget)
+    if result.tokens is None:
+        spent = amount(group.evals.tokens[-1]) + " tokens" + ("" if group.finished else " so far")
         return f"{name} does not reach {goal_text} within its {spent} (it {above})."
-    if tokens <= 0:
+    if result.speed_up is None:
         return f"{name} is at or below {goal_text} from the start."
-    budget = float(other.evals.tokens[-1])
-    share = f"{100 * tokens / budget:.0f} % of {other_name}'s {amount(budget)}"
-    text = f"{name} reaches {goal_text} after {amount(tokens)} tokens, {share}"
-    text += _time_share(run, tokens, other, budget)
+    share = f"{100 / result.speed_up:.0f} % of {other_name}'s {amount(budget)}"
+    text = f"{name} reaches {goal_text} after {amount(result.tokens)} tokens, {share}: {times(result.speed_up)} as fast"
+    if result.time_speed_up:
+        share = f"{100 / result.time_speed_up:.0f} % of its time: {times(result.time_speed_up)}"
+        text += f" (at the runs' median speeds, {share})"
     return text + ("." if end <= goal + LEVEL else f"; but it {above}.")
 
 
-def _time_share(run: Run, tokens: float, other: Run, budget: float) -> str:
-    """The same in time, at the median speeds: the clock alone would count what else the machine had to do."""
-    speed, other_speed = throughput(run.tokens_per_sec), throughput(other.tokens_per_sec)
-    if not speed or not other_speed or not same_speed_conditions(run, other):
-        return ""
-    return f" (at the runs' median speeds, {100 * (tokens / speed) / (budget / other_speed):.0f} % of its time)"
+def _paired_sentence(group: Group, name: str, other: Group, other_name: str) -> str | None:
+    """The difference over the seeds that both have, and whether it is more than chance."""
+    found = difference(group, other)
+    if found is None:
+        return None
+    result, seeds, tokens = found
+    verdict = "more than chance between seeds" if result.more_than_chance else "0 lies within it, so it may be chance"
+    return (
+        f"{name} minus {other_name} after {amount(tokens)} tokens, paired over {len(seeds)} seeds: {result.mean:+.4f}"
+        f" (sd {result.sd:.4f}); 95 % t-interval {result.low:+.4f} to {result.high:+.4f}: {verdict}."
+    )
+
+
+def losses_table(groups: list[Group], losses: list[float]) -> list[str]:
+    """What each group needs to reach given losses, and how many times faster it is than the first one."""
+    called = names(groups).sentences
+    lines = []
+    for loss in losses:
+        lines.append(f"to a validation loss of {loss:g}".ljust(32) + "    tokens      time   speed-up   in time")
+        for group, name in zip(groups, called, strict=True):
+            if not same_validation_data(group.first, groups[0].first):
+                continue
+            result = race(group, groups[0], loss)
+            if result.tokens is None:
+                lowest = f"not reached (lowest {group.best.mean:.3f})" if group.best else "not evaluated"
+                lines.append(f"  {name:<30}  {lowest}")
+                continue
+            cells = (
+                amount(result.tokens),
+                duration(result.seconds),
+                times(result.speed_up),
+                times(result.time_speed_up),
+            )
+            lines.append(f"  {name:<30}" + "".join(cell.rjust(10) for cell in cells))
+    return lines and [*lines, f"Time: at the median speed. Speed-ups: against {called[0]}."]

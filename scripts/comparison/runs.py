@@ -8,36 +8,19 @@ a comparison impossible is a `RunError`, whose message is one line that a user c
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from scripts.comparison.curves import Curve, Floats
+from scripts.comparison.metrics import Metrics, read_metrics
 
 
 class RunError(Exception):
     """A run or an argument that cannot be used. The message is one line that a user can act on."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Losses in nats per token, in the order they were written, and where in the run they stand."""
-
-    updates: Floats
-    tokens: Floats
-    time: Floats  # seconds of training
-    loss: Floats  # not a number where training diverged
-
-    def __len__(self) -> int:
-        return len(self.loss)
-
-    def finite(self) -> "Curve":
-        """The curve without the losses that are not numbers."""
-        keep = np.isfinite(self.loss)
-        return Curve(self.updates[keep], self.tokens[keep], self.time[keep], self.loss[keep])
 
 
 @dataclass(frozen=True)
@@ -111,7 +94,18 @@ def _number(value: object) -> float | None:
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
+def read_runs(folders: list[Path]) -> list[Run]:
+    """Several runs, in the order given. Some are read at once: pyarrow's parser leaves the interpreter free."""
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return list(pool.map(read_run, folders))
+
+
 def read_run(folder: Path) -> Run:
+    """One run.
+
+    Raises:
+        RunError: the folder, its config.json or its metrics.jsonl is missing, unreadable or without rows.
+    """
     where = folder.resolve()
     expected = "a run's folder holds config.json and metrics.jsonl; train.py writes them to its out_dir"
     if not where.is_dir():
@@ -119,7 +113,8 @@ def read_run(folder: Path) -> Run:
     for name in ("config.json", "metrics.jsonl"):
         if not (where / name).is_file():
             raise RunError(f"{where / name} is missing: {expected}")
-    return _read_metrics(folder, _read_config(where / "config.json"), where / "metrics.jsonl")
+    config, metrics = _read_config(where / "config.json"), _read_metrics(where / "metrics.jsonl")
+    return Run(folder, config, metrics.train, metrics.evals, metrics.tokens_per_sec, metrics.damaged_lines)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -134,43 +129,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_metrics(folder: Path, config: dict[str, Any], path: Path) -> Run:
-    train: list[tuple[float, ...]] = []
-    evals: list[tuple[float, ...]] = []
-    damaged = 0
+def _read_metrics(path: Path) -> Metrics:
     try:
-        # Line by line: a file of 100,000 rows takes a third of a second, and only its numbers stay in memory.
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                    if "train/loss" in row:
-                        train.append((*_position(row), _value(row.get("tokens_per_sec")), _value(row["train/loss"])))
-                    if "val/loss" in row:
-                        evals.append((*_position(row), math.nan, _value(row["val/loss"])))
-                except (ValueError, TypeError, KeyError):
-                    damaged += 1
+        metrics = read_metrics(path.read_bytes())
     except OSError as problem:
         raise RunError(f"{path} cannot be read: {problem.strerror}") from None
-    if not train and not evals:
-        state = "holds no readable rows" if damaged else "is empty"
+    if not len(metrics.train) and not len(metrics.evals):
+        state = "holds no readable rows" if metrics.damaged_lines else "is empty"
         raise RunError(f"{path} {state}: expected a JSON object a line, with train/loss or val/loss, from train.py")
-    train_columns, speed = _columns(train)
-    eval_columns, _ = _columns(evals)
-    return Run(folder, config, train_columns, eval_columns, speed, damaged)
-
-
-def _position(row: dict[str, Any]) -> tuple[float, float, float]:
-    return float(row["iter"]), float(row["tokens"]), float(row["time"])
-
-
-def _value(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _columns(rows: list[tuple[float, ...]]) -> tuple[Curve, Floats]:
-    """Rows as columns: the curve, and the tokens a second."""
-    updates, tokens, time, speed, loss = np.array(rows, dtype=np.float64).reshape(-1, 5).T
-    return Curve(updates, tokens, time, loss), speed
+    return metrics

@@ -1,56 +1,81 @@
-"""The table of a comparison: a row a run, aligned, narrow enough for a terminal."""
+"""The table of a comparison: a row a group, aligned, narrow enough for a terminal."""
 
-from scripts.comparison.analysis import best_loss, bits_per_byte, final_loss, short_names, throughput
+from scripts.comparison.analysis import bits_per_byte, short_names
+from scripts.comparison.groups import Group
+from scripts.comparison.milestones import reached
 from scripts.comparison.runs import Run
-from scripts.comparison.wording import amount, duration, loss_text, rate
+from scripts.comparison.statistics import Spread
+from scripts.comparison.wording import amount, duration, loss_text, names, rate, spread_text
 
-TABLE_WIDTH = 110
+TABLE_WIDTH = 120
 
-# A head over one column or several, and the columns under it.
-HEADS: list[tuple[str, list[str]]] = [
-    ("", ["run"]),
-    ("", ["optimizer"]),
-    ("learning", ["rate"]),
-    ("", ["params"]),
-    ("", ["tokens"]),
-    ("validation loss", ["final", "best"]),
-    ("bits per byte", ["final", "best"]),
-    ("", ["tokens/s"]),
-    ("training", ["time"]),
-]
+Heads = list[tuple[str, list[str]]]  # a head over one column or several, and the columns under it
 TEXT_COLUMNS = 2  # run and optimizer are set flush left, numbers flush right
 
 
-def table(runs: list[Run]) -> list[str]:
-    """The lines of the table: a row a run, then a row for the unigram model of each data set."""
-    columns = [name for _, names in HEADS for name in names]
-    rows = [_cells(run, name) for run, name in zip(runs, short_names(runs), strict=True)]
-    rows += [
-        ["unigram model" + where, "", "", "", "", loss_text(run.unigram_loss), "", bits, "", "", ""]
-        for run, where, bits in _unigram_rows(runs)
-    ]
+def table(groups: list[Group]) -> list[str]:
+    """The lines of the table: a row a group, with the rows of its seeds, then one for the unigram model of each data
+    set. A star marks what is not finished.
+    """
+    heads, rows = cells(groups)
+    columns = [name for _, names in heads for name in names]
     widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
-    _widen_for_heads(widths)
+    _widen_for_heads(heads, widths)
     _shorten_names(rows, widths)
-    lines = [_head_line(widths), _line(columns, widths), "-" * (sum(widths) + 2 * len(widths) - 2)]
+    lines = [_head_line(heads, widths), _line(columns, widths), "-" * (sum(widths) + 2 * len(widths) - 2)]
     return lines + [_line(row, widths) for row in rows]
 
 
-def _cells(run: Run, name: str) -> list[str]:
-    final, best = final_loss(run.evals), best_loss(run.evals)
+def cells(groups: list[Group]) -> tuple[Heads, list[list[str]]]:
+    """Heads and cells, as text."""
+    milestones = reached(groups)
+    heads: Heads = [
+        ("", ["run"]),
+        ("", ["optimizer"]),
+        ("learning", ["rate"]),
+        ("", ["params"]),
+        ("", ["tokens"]),
+        *([("validation loss at", list(milestones))] if milestones else []),
+        ("validation loss", ["final", "best"]),
+        ("bits per byte", ["final", "best"]),
+        ("", ["tokens/s"]),
+        ("training", ["time"]),
+    ]
+    runs = [run for group in groups for run in group.runs]
+    folders = iter(short_names(runs))
+    rows = []
+    for group, name in zip(groups, names(groups).rows, strict=True):
+        rows.append(_cells(group, name, milestones))
+        seeds = [(Group((run,)), next(folders)) for run in group.runs]
+        if len(seeds) > 1:
+            rows += [_cells(seed, f"  {folder}", milestones) for seed, folder in seeds]
+    for run, where, bits in _unigram_rows(runs):
+        empty = [""] * len(milestones)
+        row = ["unigram model" + where, "", "", "", "", *empty, loss_text(run.unigram_loss), "", bits, "", "", ""]
+        rows.append(row)
+    return heads, rows
+
+
+def _cells(group: Group, name: str, milestones: dict[str, int]) -> list[str]:
+    run, final, best = group.first, group.final, group.best
     return [
-        name,
+        name + ("" if group.finished else " *"),
         run.optimizer,
         rate(run.number("learning_rate")),
         amount(run.number("parameters")),
-        amount(run.tokens),
-        loss_text(final),
-        loss_text(best),
-        _bits(run, final),
-        _bits(run, best),
-        _speed(throughput(run.tokens_per_sec)),
-        duration(run.time),
+        amount(group.tokens),
+        *(spread_text(group.loss_at(tokens)) for tokens in milestones.values()),
+        spread_text(final),
+        spread_text(best),
+        _mean_bits(run, final),
+        _mean_bits(run, best),
+        _speed(group.throughput),
+        duration(group.time),
     ]
+
+
+def _mean_bits(run: Run, loss: Spread | None) -> str:
+    return _bits(run, loss.mean if loss else None)
 
 
 def _bits(run: Run, loss: float | None) -> str:
@@ -68,18 +93,18 @@ def _unigram_rows(runs: list[Run]) -> list[tuple[Run, str, str]]:
     return [(run, f" ({run.dataset})" if len(chosen) > 1 else "", _bits(run, run.unigram_loss)) for run in chosen]
 
 
-def _widen_for_heads(widths: list[int]) -> None:
+def _widen_for_heads(heads: Heads, widths: list[int]) -> None:
     start = 0
-    for head, names in HEADS:
-        room = sum(widths[start : start + len(names)]) + 2 * (len(names) - 1)
+    for head, columns in heads:
+        room = sum(widths[start : start + len(columns)]) + 2 * (len(columns) - 1)
         widths[start] += max(0, len(head) - room)
-        start += len(names)
+        start += len(columns)
 
 
 def _shorten_names(rows: list[list[str]], widths: list[int]) -> None:
     """Cuts the middle out of long names until the table fits, unless two of them would look the same."""
     too_wide = sum(widths) + 2 * (len(widths) - 1) - TABLE_WIDTH
-    room = max(16, widths[0] - max(0, too_wide))
+    room = max(24, widths[0] - max(0, too_wide))
     names = [row[0] for row in rows]
     short = [n if len(n) <= room else n[: room // 2 - 2] + "..." + n[len(n) - (room - room // 2 - 1) :] for n in names]
     if too_wide > 0 and room < widths[0] and len(set(short)) == len(set(names)):
@@ -88,11 +113,11 @@ def _shorten_names(rows: list[list[str]], widths: list[int]) -> None:
         widths[0] = room
 
 
-def _head_line(widths: list[int]) -> str:
+def _head_line(heads: Heads, widths: list[int]) -> str:
     parts, start = [], 0
-    for head, names in HEADS:
-        parts.append(head.rjust(sum(widths[start : start + len(names)]) + 2 * (len(names) - 1)))
-        start += len(names)
+    for head, columns in heads:
+        parts.append(head.rjust(sum(widths[start : start + len(columns)]) + 2 * (len(columns) - 1)))
+        start += len(columns)
     return "  ".join(parts).rstrip()
 
 

@@ -1,9 +1,11 @@
 """How numbers and runs are written, in the table, the sentences and the figure alike."""
 
 import math
+from dataclasses import dataclass
 
 from scripts.comparison.analysis import short_names
-from scripts.comparison.runs import Run
+from scripts.comparison.groups import Group, setting_values
+from scripts.comparison.statistics import Spread
 
 
 def amount(number: float | None) -> str:
@@ -44,20 +46,71 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _optimizers_differ(runs: list[Run]) -> bool:
-    return len({run.optimizer for run in runs}) == len(runs)
+def times(speed_up: float | None) -> str:
+    return "-" if speed_up is None else f"{speed_up:.2f}x"
 
 
-def sentence_names(runs: list[Run]) -> list[str]:
-    """Optimizers where they name the runs, else the names in the table's first column."""
-    return [run.optimizer for run in runs] if _optimizers_differ(runs) else short_names(runs)
+def spread_text(value: Spread | None) -> str:
+    """1.890, or 1.890±.004 where several seeds stand behind it."""
+    if value is None:
+        return "-"
+    return f"{value.mean:.3f}" + ("" if value.sd is None else f"±{value.sd:.3f}".replace("±0.", "±."))
 
 
-def legend_labels(runs: list[Run]) -> list[str]:
-    if _optimizers_differ(runs):
-        return [run.optimizer for run in runs]
-    names = short_names(runs)
-    return [
-        f"{run.optimizer}, lr {rate(run.number('learning_rate'))} ({name})"
-        for run, name in zip(runs, names, strict=True)
-    ]
+def tokens_unit(tokens: float) -> tuple[float, str]:
+    """The unit in which this many tokens are written on an axis: how many it has, and its letter."""
+    return (1e9, "B") if tokens >= 1e9 else (1e6, "M") if tokens >= 1e5 else (1e3, "K")
+
+
+@dataclass(frozen=True)
+class Names:
+    """What groups are called: a run by its folder, several by their setting, either by the optimizer if it will do."""
+
+    rows: list[str]  # in the table and its notes: as much as is needed to find the run
+    sentences: list[str]
+    legend: list[str]
+
+
+def names(groups: list[Group]) -> Names:
+    optimizers = [group.first.optimizer for group in groups]
+    only_optimizers = len(set(optimizers)) == len(groups)
+    folders = short_names([run for group in groups for run in group.runs])
+    settings = _setting_names(groups, folders)
+    rows, sentences, legend, start = [], [], [], 0
+    for group, optimizer, setting in zip(groups, optimizers, settings, strict=True):
+        folder, n = folders[start], len(group.runs)
+        start += n
+        seeds = f"{n} seeds"
+        rows.append(f"{setting} ({seeds})" if n > 1 else folder)
+        if only_optimizers:
+            sentences.append(optimizer)
+            label = f"{optimizer}, {seeds}" if n > 1 else optimizer
+        else:
+            sentences.append(setting if n > 1 else folder)
+            lr = rate(group.first.number("learning_rate"))
+            label = f"{setting}, {seeds}" if n > 1 else f"{optimizer}, lr {lr} ({folder})"
+        legend.append(label + ("" if group.finished else f" (at update {group.updates:,.0f})"))
+    return Names(rows, sentences, legend)
+
+
+def _setting_names(groups: list[Group], folders: list[str]) -> list[str]:
+    """The optimizer, with the first settings that tell it from other groups of that optimizer. Where none does, as with
+    other data, the name of a run.
+    """
+    result, start = [], 0
+    for group in groups:
+        values, folder = setting_values(group.first), folders[start]
+        start += len(group.runs)
+        rivals = [setting_values(other.first) for other in groups if other is not group]
+        rivals = [other for other in rivals if other["optimizer"] == values["optimizer"]]
+        name = group.first.optimizer
+        for key, value in values.items():
+            if any(other[key] != value for other in rivals):
+                name += f", {'lr' if key == 'learning_rate' else key} {_value_text(value)}"
+                rivals = [other for other in rivals if other[key] == value]
+        result.append(f"{name}, {folder} and others" if rivals and len(group.runs) > 1 else name)
+    return result
+
+
+def _value_text(value: object) -> str:
+    return rate(value) if isinstance(value, float) else str(value)
