@@ -78,6 +78,7 @@ class Tracker:
             self._thread = Thread(target=self._send_rows, name="wandb", daemon=True)
         except Exception as error:
             self._give_up(error)
+            _kill_service()
             return
         atexit.register(self.finish, 1)  # before wandb's own handler, which would wait without end
         for row in waiting:
@@ -104,8 +105,9 @@ class Tracker:
         thread.join(self._upload_seconds + GRACE_SECONDS)
         if thread.is_alive():
             self._give_up(TimeoutError(self._unsent()))
+        if self.problem is not None:
             _kill_service()
-        elif self.problem is None and self._run.offline:
+        elif self._run.offline:
             say(f"wandb: recorded offline; to send it: {self._sync_command()}")
 
     def _identify(self, rows: list[Row]) -> tuple[str, list[Row]]:
@@ -154,7 +156,8 @@ class Tracker:
         except wandb.errors.CommError as error:
             if chosen:
                 raise
-            say(f"wandb: no connection ({error}), recording offline")
+            say(f"wandb: no connection ({' '.join(str(error).split())}), recording offline")
+            _kill_service()  # it still holds the id
             run = wandb.init(mode="offline", **options)
         axis = record.get("wandb_x_axis") or AXES[0]
         run.define_metric(axis)
@@ -165,11 +168,14 @@ class Tracker:
 
     def _send_rows(self) -> None:
         """What the thread does."""
+        last: Row | None = None
         try:
             while (row := self._rows.get()) is not None:
                 self._run.log(row, step=step_of(row), commit=True)
-                if self._rows.empty():
-                    self._note(row)
+                last = row
+                if self._rows.empty():  # not for each of thousands
+                    self._note(last)
+            self._note(last)
             self._run.finish(exit_code=self._exit_code)
         except TimeoutError:
             self._give_up(TimeoutError(self._unsent()))
@@ -251,9 +257,9 @@ def _can_go_online(wandb: Any) -> bool:
 
 def _kill_service() -> None:
     """Ends wandb's own process, for which Python would wait at its end. wandb has no public way to do so."""
-    import wandb
-
     with suppress(Exception):
+        import wandb
+
         service: Any = wandb.setup()._connection
         service._proc._process.kill()
         wandb.teardown()
