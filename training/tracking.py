@@ -128,8 +128,9 @@ class Tracker:
 
     def _start(self, record: dict[str, Any]) -> Any:
         """Starts the run in wandb, or goes on with it."""
-        import wandb
         import wandb.errors
+
+        import wandb
 
         chosen = os.environ.get("WANDB_MODE")
         console: Any = os.environ.get("WANDB_CONSOLE", "off")  # what is printed would have to pass through wandb
@@ -193,7 +194,7 @@ class Tracker:
 
     def _sync_command(self) -> str:
         """The command that sends all parts of the run that were recorded offline and not sent yet."""
-        parts = sorted((self._folder / "wandb").glob(f"offline-run-*-{self._id}"))
+        parts = sorted((self._folder / "wandb").glob(f"offline-run-*-{self._id}*"))
         waiting = [part for part in parts if not any(part.glob("*.synced"))]
         return " ".join(["wandb sync", *(shlex.quote(str(part)) for part in waiting)])
 
@@ -257,9 +258,15 @@ def _can_go_online(wandb: Any) -> bool:
 
 def _kill_service() -> None:
     """Ends wandb's own process, for which Python would wait at its end. wandb has no public way to do so."""
-    with suppress(Exception):
-        import wandb
 
-        service: Any = wandb.setup()._connection
-        service._proc._process.kill()
-        wandb.teardown()
+    def forget() -> None:
+        with suppress(Exception, SystemExit):  # wandb itself would exit with the status of that process
+            import wandb
+
+            service: Any = wandb.setup()._connection
+            service._proc._process.kill()
+            wandb.teardown()
+
+    thread = Thread(target=forget, daemon=True)
+    thread.start()
+    thread.join(GRACE_SECONDS)

@@ -5,42 +5,72 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+import wandb
+from tests.conftest import ROOT, Outcome, Train
 from tests.training.wandb_backend import Server, recordings
 from training.tracking import labels
 
+Start = Callable[..., Outcome]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-LOGIN = {"WANDB_API_KEY": "0" * 40}
 NEVER = "http://127.0.0.1:9"
-HALF = ("--max_iters=3", "--lr_decay_iters=6")  # of a run of 6 updates
 
 
 @pytest.fixture
-def run_with_wandb(config: Path, tmp_path: Path) -> Run:
+def without_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings and no login of whoever runs the tests."""
+    for key in os.environ:
+        if key.startswith("WANDB_"):
+            monkeypatch.delenv(key)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def start(run_train: Train, without_login: None) -> Iterator[Start]:
+    """train.py with wandb, in this process, which forgets wandb's settings after each run as a new one would."""
+
+    def run(*overrides: str, out: str = "run") -> Outcome:
+        done = run_train("--wandb_log=True", *overrides, out=out)
+        wandb.teardown()
+        assert done.status == 0, done.stderr
+        return done
+
+    yield run
+    wandb.teardown()
+
+
+@pytest.fixture
+def run_process(config: Path, without_login: None) -> Run:
+    """The same in a new process, or under torchrun."""
+
     def run(*overrides: str, processes: int | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        keep = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
-        home = {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # without the login of whoever runs the tests
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        return subprocess.run(
-            [
-                *(sys.executable, *(torchrun if processes else []), str(ROOT / "train.py"), str(config)),
-                *("--wandb_log=True", *overrides),
-            ],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=120,
-            env=keep | home | environment,
-        )
+        command = [*(torchrun if processes else []), str(ROOT / "train.py"), str(config), "--wandb_log=True"]
+        return python(*command, *overrides, **environment)
 
     return run
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
+
+
+def login(monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
+    for key, value in (environment | {"WANDB_API_KEY": "0" * 40}).items():
+        monkeypatch.setenv(key, value)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -61,24 +91,22 @@ def identity(folder: Path) -> str:
     return json.loads((folder / "wandb.json").read_text())["id"]
 
 
-def test_an_offline_run_has_everything(run_with_wandb: Run, tmp_path: Path) -> None:
-    done = run_with_wandb("--optimizer=mars-adamw", "--wandb_x_axis=tokens", "--wandb_run_name=2024")
-    assert done.returncode == 0, done.stderr
+def test_an_offline_run_has_everything(start: Start) -> None:
+    done = start("--optimizer=mars-adamw", "--wandb_x_axis=tokens", "--wandb_run_name=2024")
     assert "no login on this machine, recording offline" in done.stdout
-    folder = tmp_path / "run"
-    (part,) = (folder / "wandb").glob("offline-run-*")
+    (part,) = (done.folder / "wandb").glob("offline-run-*")
     assert done.stdout.endswith(f"wandb: recorded offline; to send it: wandb sync {part}\n")
 
-    (recording,) = recordings(folder)
-    assert own(recording.rows) == own(as_sent(rows_of(folder)))
+    (recording,) = recordings(done.folder)
+    assert own(recording.rows) == own(as_sent(done.rows))
     keys = set().union(*recording.rows)
     assert keys >= {"iter", "tokens", "time", "train/loss", "val/loss", "lr", "grad_norm", "tokens_per_sec"}
     assert keys >= {"mars/clip_rate", "update_ratio/matrices", "update_ratio/embeddings", "update_ratio/vectors"}
     run = recording.run
-    assert (run.run_id, run.display_name, run.project) == (identity(folder), "2024", "mars-gpt2")
+    assert (run.run_id, run.display_name, run.project) == (identity(done.folder), "2024", "mars-gpt2")
     assert (run.run_group, run.job_type) == ("gpt2-27.3k data", "mars-adamw")
     assert set(run.tags) == {"mars-adamw", "gpt2-27.3k", "data", "seed 5000"}
-    record = json.loads((folder / "config.json").read_text())
+    record = json.loads((done.folder / "config.json").read_text())
     assert {key: recording.config[key] for key in record} == record
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     if commit.returncode == 0:
@@ -106,82 +134,85 @@ def test_group_job_type_and_tags() -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_offline_and_becomes_one_run_on_the_server(run_with_wandb: Run, tmp_path: Path) -> None:
-    """Here with rows that the second process computes again, and an evaluation that the first did not come to."""
-    folder = tmp_path / "run"
-    common = ("--checkpoint_interval=1", "--keep_checkpoints=9", "--eval_interval=2", "--resume=auto")
-    assert run_with_wandb(*HALF, *common).returncode == 0
+def test_a_resumed_run_goes_on_offline_and_becomes_one_run_on_the_server(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here with a row that the second process computes again, and one that the first could not send."""
+    common = ("--checkpoint_interval=1", "--keep_checkpoints=9", "--eval_interval=2", "--lr_decay_iters=6")
+    folder = start("--max_iters=3", *common).folder
     (folder / "checkpoints" / "iter-00000003.pt").unlink()
-    second = run_with_wandb(*common, "--lr_decay_iters=6", "--wandb_tags=a,b")
-    assert second.returncode == 0, second.stderr
-    rows = rows_of(folder)
-    assert len(rows) == 6 + len([0, 2, 3, 4, 6])
-    first, second_part = recordings(folder)
-    assert first.run.run_id == second_part.run.run_id == identity(folder)
-    assert own(first.rows + second_part.rows) == own(as_sent(rows)), "no row twice, none missing"
+    note = json.loads((folder / "wandb.json").read_text())
+    assert note["sent"]["iter"] == 3
+    assert "val/loss" in note["sent"]
+    again = start(*common, "--resume=auto", "--wandb_tags=a,b")
+    assert len(again.rows) == 6 + len([0, 2, 3, 4, 6])
+    first, second = recordings(folder)
+    assert first.run.run_id == second.run.run_id == identity(folder)
+    assert own(first.rows + second.rows) == own(as_sent(again.rows)), "no row twice, none missing"
+
     parts = sorted((folder / "wandb").glob("offline-run-*"))
-    command = second.stdout.splitlines()[-1].removeprefix("wandb: recorded offline; to send it: ")
+    command = again.stdout.splitlines()[-1].removeprefix("wandb: recorded offline; to send it: ")
     assert command.split() == ["wandb", "sync", *map(str, parts)]
     with Server() as server:
-        sync = [sys.executable, "-m", *command.split()]
-        environment = os.environ | LOGIN | {"WANDB_BASE_URL": server.url, "HOME": str(tmp_path)}
-        sent = subprocess.run(sync, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120)
+        login(monkeypatch, WANDB_BASE_URL=server.url)
+        sent = python("-m", *command.split())
         assert sent.returncode == 0, sent.stderr
         assert list(server.buckets) == [identity(folder)]
-        assert own(server.history(identity(folder))) == own(as_sent(rows))
+        assert own(server.history(identity(folder))) == own(as_sent(again.rows))
         bucket = server.buckets[identity(folder)]
     assert (bucket["groupName"], bucket["jobType"]) == ("gpt2-27.3k data", "adamw")
     assert {"a", "b"} <= set(bucket["tags"])
 
 
 @pytest.mark.slow
-def test_online_a_run_goes_on_with_what_the_server_lacks(run_with_wandb: Run, tmp_path: Path) -> None:
-    """A segment without wandb, one with it, one whose server went away, and the rest."""
-    folder = tmp_path / "run"
-    common = ("--checkpoint_interval=1", "--lr_decay_iters=6", "--resume=auto")
-    with Server() as server:
-        online = LOGIN | {"WANDB_BASE_URL": server.url}
-        assert run_with_wandb("--max_iters=1", "--wandb_log=False", *common, **online).returncode == 0
-        assert not (folder / "wandb.json").exists()
-        started = run_with_wandb("--max_iters=3", *common, **online)
-        assert started.returncode == 0, started.stderr
-        assert f"/me/mars-gpt2/runs/{identity(folder)}\n" in started.stdout
-        assert own(server.history(identity(folder))) == own(as_sent(rows_of(folder)))
-        offline = run_with_wandb("--max_iters=5", *common, WANDB_MODE="offline")
-        assert offline.returncode == 0, offline.stderr
-        assert len(server.history(identity(folder))) < len(rows_of(folder))
-        assert run_with_wandb(*common, **online).returncode == 0
-        assert list(server.buckets) == [identity(folder)]
-        assert own(server.history(identity(folder))) == own(as_sent(rows_of(folder)))
-
-
-@pytest.mark.slow
-def test_another_course_and_a_copy_are_other_runs(run_with_wandb: Run, tmp_path: Path) -> None:
-    folder, copy, moved = tmp_path / "run", tmp_path / "copy", tmp_path / "moved"
+def test_another_course_and_a_copy_are_other_runs(start: Start, tmp_path: Path) -> None:
     common = ("--checkpoint_interval=1", "--keep_checkpoints=9", "--lr_decay_iters=6", "--resume=auto")
-    assert run_with_wandb("--max_iters=3", *common).returncode == 0
+    folder = start("--max_iters=3", *common).folder
     before = identity(folder)
-    shutil.copytree(folder, copy)
-    assert run_with_wandb("--max_iters=4", *common, f"--out_dir={copy}").returncode == 0
-    assert identity(copy) != before == identity(folder)
-    assert own(recordings(copy)[-1].rows) == own(as_sent(rows_of(copy))), "a run of its own has all rows"
+    shutil.copytree(folder, tmp_path / "copy")
+    copy = start("--max_iters=4", *common, out="copy")
+    assert identity(copy.folder) != before == identity(folder)
+    assert own(recordings(copy.folder)[-1].rows) == own(as_sent(copy.rows)), "a run of its own has all rows"
 
-    folder.rename(moved)
-    assert run_with_wandb("--max_iters=4", *common, f"--out_dir={moved}").returncode == 0
+    folder.rename(tmp_path / "moved")
+    moved = start("--max_iters=4", *common, out="moved").folder
     assert identity(moved) == before
 
     (moved / "checkpoints" / "iter-00000004.pt").unlink()
-    other = run_with_wandb("--max_iters=4", *common, f"--out_dir={moved}", "--learning_rate=2e-3")
+    other = start("--max_iters=4", *common, "--learning_rate=2e-3", out="moved")
     assert "it goes on as a new run there" in other.stdout
     assert identity(moved) != before
     recording = recordings(moved)[-1]
-    assert own(recording.rows) == own(as_sent(rows_of(moved)))
+    assert own(recording.rows) == own(as_sent(other.rows))
     assert recording.config["learning_rate"] == 2e-3
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_run(run_with_wandb: Run, tmp_path: Path) -> None:
-    done = run_with_wandb(processes=2)
+def test_online_a_run_goes_on_with_what_the_server_lacks(
+    run_train: Train, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a process without wandb, of one whose network was lost, and of one that comes to its end."""
+    common = ("--checkpoint_interval=1", "--lr_decay_iters=6", "--resume=auto")
+    folder = run_train("--max_iters=1", *common).folder
+    assert not (folder / "wandb.json").exists()
+    with Server() as server:
+        login(monkeypatch, WANDB_BASE_URL=server.url)
+        server.takes_rows = False
+        lost = start("--max_iters=3", *common)
+        assert "not all was sent within 10 s; --resume=auto, or python scripts/upload_wandb.py" in lost.stderr
+        assert f"/me/mars-gpt2/runs/{identity(folder)}\n" in lost.stdout
+        assert server.history(identity(folder)) == []
+
+        server.takes_rows = True
+        done = start(*common)
+        assert list(server.buckets) == [identity(folder)]
+        assert own(server.history(identity(folder))) == own(as_sent(done.rows))
+        assert json.loads(server.buckets[identity(folder)]["config"])["max_iters"] == {"value": 6}
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_run(run_process: Run, tmp_path: Path) -> None:
+    done = run_process(processes=2)
     assert done.returncode == 0, done.stderr
     (recording,) = recordings(tmp_path / "run")
     assert own(recording.rows) == own(as_sent(rows_of(tmp_path / "run")))
@@ -189,31 +220,63 @@ def test_two_processes_are_one_run(run_with_wandb: Run, tmp_path: Path) -> None:
     assert recording.exit_code == 0
 
 
+HUNG = """
+import signal, sys, time
+from pathlib import Path
+import wandb
+from training import tracking
+from training.processes import leave
+
+tracking.GRACE_SECONDS = 1.0
+tracker = tracking.Tracker({"optimizer": "adamw"}, Path(sys.argv[1]), upload_seconds=1.0)
+wandb.setup()._connection._proc._process.send_signal(signal.SIGSTOP)
+for number in range(20_000):  # more than the pipe between the processes holds
+    tracker.log({"iter": number, "train/loss": 1.0, "padding": "x" * 100})
+print("logged", flush=True)
+if sys.argv[2] == "finish":
+    tracker.finish()
+    leave(74)
+raise ValueError("training failed")
+"""
+
+
 @pytest.mark.slow
-def test_a_login_without_a_network(run_with_wandb: Run, tmp_path: Path) -> None:
-    done = run_with_wandb(**LOGIN, WANDB_BASE_URL=NEVER)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(("end", "status"), [("finish", 74), ("raise", 1)])
+def test_a_wandb_that_hangs_delays_neither_training_nor_its_end(
+    without_login: None, tmp_path: Path, end: str, status: int
+) -> None:
+    """Its process is stopped, so that it answers nothing more; the status is that of training."""
+    done = python("-c", HUNG, str(tmp_path), end, WANDB_MODE="offline", PYTHONPATH=str(ROOT))
+    assert done.returncode == status, done.stderr
+    assert "logged" in done.stdout
+    assert "warning: wandb failed, training goes on without it: not all was sent within 1 s" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_login_without_a_network(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    login(monkeypatch, WANDB_BASE_URL=NEVER)
+    done = start()
     assert "127.0.0.1 cannot be reached" in done.stdout
-    assert "val/loss" in recordings(tmp_path / "run")[0].rows[-1]
+    assert own(recordings(done.folder)[0].rows) == own(as_sent(done.rows))
 
 
 @pytest.mark.slow
-def test_a_login_behind_a_proxy_that_is_dead(run_with_wandb: Run, tmp_path: Path) -> None:
+def test_a_login_behind_a_proxy_that_is_dead(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """wandb finds out for itself, and the run is recorded all the same."""
-    done = run_with_wandb(**LOGIN, HTTPS_PROXY=NEVER)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr("training.tracking.INIT_SECONDS", 3.0)
+    login(monkeypatch, HTTPS_PROXY=NEVER)
+    done = start()
     assert "wandb: no connection" in done.stdout
-    assert "val/loss" in recordings(tmp_path / "run")[0].rows[-1]
+    assert own(recordings(done.folder)[0].rows) == own(as_sent(done.rows))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["nonsense", "disabled"])
 def test_a_wandb_that_fails_or_is_not_wanted_does_not_stop_the_run(
-    run_with_wandb: Run, tmp_path: Path, mode: str
+    start: Start, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    done = run_with_wandb(WANDB_MODE=mode)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("WANDB_MODE", mode)
+    done = start()
     assert ("warning: wandb failed, training goes on without it" in done.stderr) == (mode == "nonsense")
     assert "Traceback" not in done.stderr
-    assert (tmp_path / "run" / "checkpoints" / "iter-00000006.pt").exists()
-    assert not list((tmp_path / "run").glob("wandb/*run-*"))
+    assert (done.folder / "checkpoints" / "iter-00000006.pt").exists()
+    assert not list(done.folder.glob("wandb/*run-*"))

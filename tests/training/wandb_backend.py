@@ -10,6 +10,7 @@ import re
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -62,7 +63,8 @@ class Recording:
 
 def recordings(folder: Path) -> list[Recording]:
     """The offline runs in a run's folder, oldest first."""
-    return [Recording(path) for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))]
+    found = [Recording(path) for path in (folder / "wandb").glob("offline-run-*/run-*.wandb")]
+    return sorted(found, key=lambda recording: recording.run.start_time.ToNanoseconds())
 
 
 class Server:
@@ -73,8 +75,8 @@ class Server:
         """by id: the fields that the run was made with"""
         self.histories: dict[str, dict[int, dict[str, Any]]] = {}
         """by id: rows by the line that they were sent for"""
-        self.hangs = False
-        """whether to answer nothing any more"""
+        self.takes_rows = True
+        """or else whoever sends rows gets no answer"""
         backend = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -87,8 +89,6 @@ class Server:
 
             def do_POST(self) -> None:
                 body = self.body()
-                while backend.hangs:
-                    time.sleep(0.1)
                 if self.path.endswith("/graphql"):
                     query = json.loads(body)
                     name = re.search(r"(?:query|mutation) (\w+)", query["query"])
@@ -105,11 +105,12 @@ class Server:
 
             def answer(self, content: dict[str, Any]) -> None:
                 encoded = json.dumps(content).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(encoded)))
-                self.end_headers()
-                self.wfile.write(encoded)
+                with suppress(BrokenPipeError):  # asked by a process that is gone
+                    self.send_response(200)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(encoded)))
+                    self.end_headers()
+                    self.wfile.write(encoded)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -122,7 +123,7 @@ class Server:
         return self
 
     def __exit__(self, *_: TracebackType | BaseException | type[BaseException] | None) -> None:
-        self.hangs = False
+        self.takes_rows = True
         self._server.shutdown()
         self._server.server_close()
 
@@ -133,6 +134,8 @@ class Server:
         return [lines[line] for line in sorted(lines)]
 
     def stream(self, run: str, message: dict[str, Any]) -> None:
+        while not self.takes_rows:
+            time.sleep(0.1)
         sent = (message.get("files") or {}).get("wandb-history.jsonl")
         for number, line in enumerate(sent["content"] if sent else []):
             self.histories[run][sent["offset"] + number] = json.loads(line)
