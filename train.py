@@ -325,9 +325,10 @@ class Training:
         if self.reporter is not None:
             complete = self.reporter.end(self.update, finished, self.stopping, self.checkpoints.failures)
         complete = not self.processes.any(not complete)
+        code = UNSAVED if not complete else 0 if finished else STOPPED
         if self.reporter is not None:
-            self.reporter.finish_tracking()
-        return UNSAVED if not complete else 0 if finished else STOPPED
+            self.reporter.finish_tracking(code)
+        return code
 
     def _end_at_deadline(self, reason: str) -> None:
         """From another thread, when a request to stop could not be met in time."""

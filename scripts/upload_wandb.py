@@ -20,9 +20,11 @@ from training import RunError
 from training.console import fail
 from training.folder import is_locked, read_json, read_status
 from training.metrics import read_rows
+from training.stopping import STOPPED
 from training.tracking import Tracker
 
 UPLOAD_SECONDS = 600.0  # to send one run
+EXIT_CODES: dict[object, int] = {"stopped": STOPPED, "failed": 1}
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     for folder, record in runs:
         tracker = Tracker(record, folder, UPLOAD_SECONDS, without=f"{folder.absolute()} is not uploaded")
-        tracker.finish(exit_code=int(read_status(folder).get("state") == "failed"))
+        tracker.finish(EXIT_CODES.get(read_status(folder).get("state"), 0))
         if tracker.problem is not None:
             status = 2
     return status

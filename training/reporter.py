@@ -90,10 +90,10 @@ class Reporter:
             say(f"stopped after update {update}; --resume=auto goes on from there")
         return not problems
 
-    def finish_tracking(self) -> None:
-        """Ends the run in wandb. To be called last: its network may make it take 15 s."""
+    def finish_tracking(self, code: int) -> None:
+        """Ends the run in wandb, with the exit status. To be called last: its network may make it take 15 s."""
         if self._tracker is not None:
-            self._tracker.finish()
+            self._tracker.finish(code)
 
     def _write(self, update: int, row: dict[str, Any]) -> None:
         place = {"iter": update, "tokens": update * self.tokens_per_update, "time": self.clock.seconds()}

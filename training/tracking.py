@@ -1,8 +1,8 @@
 """Weights & Biases, as an addition that can fail without harm: it never asks for a login and never stops a run.
 
 What is there mirrors `metrics.jsonl`, row by row, under one run id that `wandb.json` in the run's folder keeps. That
-file also has the last row that was sent. A start sends the rows after it first, so that rows which a process could not
-send (it was killed, wandb failed, or was not asked for then) are there in the end. Where `metrics.jsonl` no longer
+file also has the last row that surely was sent. A start sends the rows after it first, so that rows which a process
+could not send (it was killed, wandb failed, or was not asked for) are there in the end. Where `metrics.jsonl` no longer
 holds that row, the run has gone on in another way; it becomes a new run there, with all rows, beside the old one.
 
 A row's step in wandb is twice its `iter`, plus one for an evaluation: no two rows share a step, and steps grow over
@@ -16,6 +16,7 @@ import math
 import os
 import shlex
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,12 +28,15 @@ from urllib.parse import urlsplit
 from training.console import say, warn
 from training.folder import read_json, write_json
 from training.metrics import format_count, read_rows
+from training.stopping import STOPPED
 
 ROOT = Path(__file__).resolve().parents[1]
 PROBE_SECONDS = 5.0
 INIT_SECONDS = 30.0
 UPLOAD_SECONDS = 10.0  # to send what is left at the end of a run
 GRACE_SECONDS = 5.0  # more than that, before wandb's process is killed. Together less than `stop_seconds`
+FLUSH_SECONDS = 1.0  # after which wandb writes a row to its file; a process that is killed loses those it holds
+SAFE_SECONDS = 3.0  # after which a row counts as sent
 AXES = ("iter", "tokens", "time")
 
 Row = dict[str, Any]
@@ -94,7 +98,7 @@ class Tracker:
         """Ends the run there, within `upload_seconds` and 5 more: then what is left stays on the disk.
 
         Args:
-            exit_code: 0 for a run that ended as it should.
+            exit_code: of the run: 0 makes it finished there, 75 (to be started again) preempted, others failed.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -146,6 +150,7 @@ class Tracker:
                 init_timeout=INIT_SECONDS,
                 finish_timeout=self._upload_seconds,
                 finish_timeout_raises=True,
+                x_transaction_log_flush_interval=FLUSH_SECONDS,
                 git_root=str(ROOT),  # not that of the folder
                 console=console,
                 quiet=True,
@@ -170,14 +175,18 @@ class Tracker:
     def _send_rows(self) -> None:
         """What the thread does."""
         last: Row | None = None
+        held, since = last, time.monotonic()
         try:
             while (row := self._rows.get()) is not None:
+                if time.monotonic() - since > SAFE_SECONDS:
+                    self._note(held)
+                    held, since = last, time.monotonic()
                 self._run.log(row, step=step_of(row), commit=True)
                 last = row
-                if self._rows.empty():  # not for each of thousands
-                    self._note(last)
-            self._note(last)
+            if self._exit_code == STOPPED:
+                self._run.mark_preempting()
             self._run.finish(exit_code=self._exit_code)
+            self._note(last)
         except TimeoutError:
             self._give_up(TimeoutError(self._unsent()))
         except Exception as error:

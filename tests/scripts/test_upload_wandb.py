@@ -85,6 +85,7 @@ def test_offline_everything_is_there(upload: Upload, run: Path, capsys: pytest.C
     expected = with_steps(ROWS, [1, 2, 4, 5])
     expected[2].pop("train/loss")
     assert rows == expected
+    assert (recording.exit_code, recording.preempted) == (75, True), "as status.json says"
     about = recording.run
     assert (about.display_name, about.project) == ("it's a run", "from-the-run")
     assert (about.run_group, about.job_type) == ("gpt2-124M openwebtext", "mars-adamw")

@@ -14,7 +14,7 @@ import pytest
 import wandb
 from tests.conftest import ROOT, Outcome, Train
 from tests.training.wandb_backend import Server, recordings
-from training.tracking import labels
+from training.tracking import Tracker, labels
 
 Start = Callable[..., Outcome]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -114,7 +114,7 @@ def test_an_offline_run_has_everything(start: Start) -> None:
         assert recording.commit.startswith(record["code_version"].removesuffix("-dirty"))
     assert recording.metrics["*"].step_metric == recording.metrics["val/loss"].step_metric == "tokens"
     assert recording.metrics["val/loss"].summary.min
-    assert recording.exit_code == 0
+    assert (recording.exit_code, recording.preempted) == (0, False)
 
 
 def test_group_job_type_and_tags() -> None:
@@ -218,6 +218,42 @@ def test_two_processes_are_one_run(run_process: Run, tmp_path: Path) -> None:
     assert own(recording.rows) == own(as_sent(rows_of(tmp_path / "run")))
     assert recording.config["processes"] == 2
     assert recording.exit_code == 0
+
+
+KILLED = """
+import json, os, signal, sys, time
+from pathlib import Path
+from training.tracking import Tracker
+
+folder = Path(sys.argv[1])
+tracker = Tracker({"optimizer": "adamw"}, folder)
+number = 0
+while not json.loads((folder / "wandb.json").read_text())["sent"]:
+    number += 1
+    row = {"iter": number, "train/loss": 1.0 / number}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\\n")
+    tracker.log(row)
+    time.sleep(0.05)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_rows_that_a_killed_process_took_with_it_are_sent_again(without_login: None, tmp_path: Path) -> None:
+    """wandb writes rows to its file from time to time only."""
+    assert python("-c", KILLED, str(tmp_path), WANDB_MODE="offline", PYTHONPATH=str(ROOT)).returncode == -9
+    (killed,) = recordings(tmp_path)
+    rows = [row["iter"] for row in rows_of(tmp_path)]
+    assert len(killed.rows) > 0
+    assert [row["iter"] for row in killed.rows] == rows[: len(killed.rows)]
+    Tracker({"optimizer": "adamw"}, tmp_path).finish()
+    wandb.teardown()
+    again = recordings(tmp_path)[1]
+    assert again.run.run_id == killed.run.run_id
+    assert again.rows[0]["iter"] <= killed.rows[-1]["iter"] + 1, "none is missing"
+    assert again.rows[0]["iter"] > 1, "nor are all sent again"
+    assert again.rows[-1]["iter"] == rows[-1]
 
 
 HUNG = """

@@ -45,6 +45,7 @@ class Recording:
         self.rows: list[dict[str, Any]] = []
         self.metrics: dict[str, Any] = {}
         self.exit_code: int | None = None
+        self.preempted = False
         for record in records(path):
             kind = record.WhichOneof("record_type")
             if kind == "run":
@@ -57,6 +58,8 @@ class Recording:
                 self.metrics[record.metric.name or record.metric.glob_name] = record.metric
             elif kind == "environment" and record.environment.HasField("git"):
                 self.commit = record.environment.git.commit
+            elif kind == "preempting":
+                self.preempted = True
             elif kind == "exit":
                 self.exit_code = record.exit.exit_code
 
