@@ -1,7 +1,7 @@
 """Weights & Biases, as an addition that can fail without harm: it never asks for a login and never stops a run.
 
 What is there mirrors `metrics.jsonl`, row by row, under one run id that `wandb.json` in the run's folder keeps. That
-file also has the last row that surely was sent. A start sends the rows after it first, so that rows which a process
+file also has the last row that was sent. A start sends the rows after it first, so that rows which a process
 could not send (it was killed, wandb failed, or was not asked for) are there in the end. Where `metrics.jsonl` no longer
 holds that row, the run has gone on in another way; it becomes a new run there, with all rows, beside the old one.
 
@@ -16,7 +16,6 @@ import math
 import os
 import shlex
 import socket
-import time
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -35,8 +34,6 @@ PROBE_SECONDS = 5.0
 INIT_SECONDS = 30.0
 UPLOAD_SECONDS = 10.0  # to send what is left at the end of a run
 GRACE_SECONDS = 5.0  # more than that, before wandb's process is killed. Together less than `stop_seconds`
-FLUSH_SECONDS = 1.0  # after which wandb writes a row to its file; a process that is killed loses those it holds
-SAFE_SECONDS = 3.0  # after which a row counts as sent
 AXES = ("iter", "tokens", "time")
 
 Row = dict[str, Any]
@@ -66,6 +63,9 @@ class Tracker:
         self._upload_seconds, self._without = upload_seconds, without
         self._folder, self._place = folder.absolute(), folder / "wandb.json"
         self._project = record.get("wandb_project") or "mars-gpt2"
+        self._id = ""
+        self._sent: Row | None = None
+        self._whole = True  # no process of the run left a part without an end
         self._rows = SimpleQueue[Row | None]()
         self._run: Any = None
         self._thread: Thread | None = None
@@ -74,7 +74,7 @@ class Tracker:
             return
         try:
             rows = read_rows(folder / "metrics.jsonl")
-            self._id, waiting = self._identify(rows)
+            waiting = self._identify(rows)
             self._note(None)
             self._run = self._start(record)
             if not self._run.offline:  # the server knows best what it has
@@ -112,23 +112,25 @@ class Tracker:
         if self.problem is not None:
             _kill_service()
         elif self._run.offline:
-            say(f"wandb: recorded offline; to send it: {self._sync_command()}")
+            say(f"wandb: recorded offline; to send it: {self._how_to_send()}")
 
-    def _identify(self, rows: list[Row]) -> tuple[str, list[Row]]:
-        """The id that the run has in wandb, and the rows that it does not have there. A new id where `wandb.json` is
-        that of another run: of the folder that this one is a copy of, in another project, or of a course given up."""
+    def _identify(self, rows: list[Row]) -> list[Row]:
+        """Finds the id that the run has in wandb. Returns the rows that it does not have there, as far as is known.
+
+        The id is a new one where `wandb.json` is that of another run: of the folder that this one is a copy of, in
+        another project, or of a course that was given up."""
         known = read_json(self._place)
         former = Path(str(known.get("folder")))
         is_copy = former != self._folder and read_json(former / "wandb.json").get("id") == known.get("id")
         if isinstance(known.get("id"), str) and known.get("project") == self._project and not is_copy:
-            sent = known.get("sent")
-            keys = [_key(row) for row in rows]
-            if sent is None:
-                return known["id"], rows
-            if sent in keys:
-                return known["id"], rows[keys.index(sent) + 1 :]
+            sent, keys = known.get("sent"), [_key(row) for row in rows]
+            if sent is None or sent in keys:
+                self._id, self._sent = known["id"], sent
+                self._whole = bool(known.get("whole") and known.get("ended"))
+                return rows if sent is None else rows[keys.index(sent) + 1 :]
             say("wandb: what was sent is no longer the course of this run; it goes on as a new run there")
-        return token_hex(4), rows
+        self._id, self._sent, self._whole = token_hex(4), None, True
+        return rows
 
     def _start(self, record: dict[str, Any]) -> Any:
         """Starts the run in wandb, or goes on with it."""
@@ -150,7 +152,6 @@ class Tracker:
                 init_timeout=INIT_SECONDS,
                 finish_timeout=self._upload_seconds,
                 finish_timeout_raises=True,
-                x_transaction_log_flush_interval=FLUSH_SECONDS,
                 git_root=str(ROOT),  # not that of the folder
                 console=console,
                 quiet=True,
@@ -175,41 +176,44 @@ class Tracker:
     def _send_rows(self) -> None:
         """What the thread does."""
         last: Row | None = None
-        held, since = last, time.monotonic()
         try:
             while (row := self._rows.get()) is not None:
-                if time.monotonic() - since > SAFE_SECONDS:
-                    self._note(held)
-                    held, since = last, time.monotonic()
                 self._run.log(row, step=step_of(row), commit=True)
                 last = row
+                if self._rows.empty():  # not for each of thousands
+                    self._note(last)
             if self._exit_code == STOPPED:
                 self._run.mark_preempting()
             self._run.finish(exit_code=self._exit_code)
-            self._note(last)
+            self._note(last, ended=True)
         except TimeoutError:
             self._give_up(TimeoutError(self._unsent()))
         except Exception as error:
             self._give_up(error)
 
-    def _note(self, row: Row | None) -> None:
-        """Writes `wandb.json`: a row has been sent; None: those that it says."""
-        known = read_json(self._place)
-        sent = _key(row) if row is not None else known.get("sent") if known.get("id") == self._id else None
+    def _note(self, row: Row | None, ended: bool = False) -> None:
+        """Writes `wandb.json`: the last row sent (None: as it says), and whether this process has ended its part."""
+        if row is not None:
+            self._sent = _key(row)
+        content = {"id": self._id, "project": self._project, "folder": str(self._folder), "sent": self._sent}
         with suppress(OSError):
-            write_json(
-                self._place, {"id": self._id, "project": self._project, "folder": str(self._folder), "sent": sent}
-            )
+            write_json(self._place, content | {"whole": self._whole, "ended": ended})
 
-    def _sync_command(self) -> str:
-        """The command that sends all parts of the run that were recorded offline and not sent yet."""
+    def _how_to_send(self) -> str:
+        """What sends a run that was recorded offline."""
+        if not self._whole:
+            # A process that was killed leaves half a record, at which `wandb sync` stops, and may have held back rows.
+            return f"with a network: {self._upload_command()}"
         parts = sorted((self._folder / "wandb").glob(f"offline-run-*-{self._id}*"))
         waiting = [part for part in parts if not any(part.glob("*.synced"))]
         return " ".join(["wandb sync", *(shlex.quote(str(part)) for part in waiting)])
 
+    def _upload_command(self) -> str:
+        return f"python scripts/upload_wandb.py {shlex.quote(str(self._folder))}"
+
     def _unsent(self) -> str:
-        command = f"python scripts/upload_wandb.py {shlex.quote(str(self._folder))}"
-        return f"not all was sent within {self._upload_seconds:g} s; --resume=auto, or {command}, sends the rest"
+        seconds = f"{self._upload_seconds:g} s"
+        return f"not all was sent within {seconds}; --resume=auto, or {self._upload_command()}, sends the rest"
 
     def _give_up(self, error: Exception) -> None:
         if self.problem is None:
