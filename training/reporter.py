@@ -91,7 +91,7 @@ class Reporter:
         return not problems
 
     def finish_tracking(self, code: int) -> None:
-        """Ends the run in wandb, with the exit status. To be called last: its network may make it take 15 s."""
+        """Ends the run in wandb, with the exit status. To be called last: its network may make it take 16 s."""
         if self._tracker is not None:
             self._tracker.finish(code)
 

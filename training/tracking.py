@@ -32,8 +32,8 @@ from training.stopping import STOPPED
 ROOT = Path(__file__).resolve().parents[1]
 PROBE_SECONDS = 5.0
 INIT_SECONDS = 30.0
-UPLOAD_SECONDS = 10.0  # to send what is left at the end of a run
-GRACE_SECONDS = 5.0  # more than that, before wandb's process is killed. Together less than `stop_seconds`
+UPLOAD_SECONDS = 10.0  # to send what is left at the end of a run; with twice the next less than `stop_seconds`
+GRACE_SECONDS = 3.0  # more than that until wandb's process is killed, and for that to end
 AXES = ("iter", "tokens", "time")
 
 Row = dict[str, Any]
@@ -95,7 +95,7 @@ class Tracker:
             self._rows.put({key: math.nan if value is None else value for key, value in row.items()})
 
     def finish(self, exit_code: int = 0) -> None:
-        """Ends the run there, within `upload_seconds` and 5 more: then what is left stays on the disk.
+        """Ends the run there, within `upload_seconds` and 6 more: then what is left stays on the disk.
 
         Args:
             exit_code: of the run: 0 makes it finished there, 75 (to be started again) preempted, others failed.
@@ -134,9 +134,8 @@ class Tracker:
 
     def _start(self, record: dict[str, Any]) -> Any:
         """Starts the run in wandb, or goes on with it."""
-        import wandb.errors
-
         import wandb
+        import wandb.errors
 
         chosen = os.environ.get("WANDB_MODE")
         console: Any = os.environ.get("WANDB_CONSOLE", "off")  # what is printed would have to pass through wandb

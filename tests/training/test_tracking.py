@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import wandb
+
 from tests.conftest import ROOT, Outcome, Train
 from tests.training.wandb_backend import Server, recordings
 from training.tracking import Tracker, labels
@@ -155,6 +155,7 @@ def test_a_resumed_run_goes_on_offline_and_becomes_one_run_on_the_server(
     assert command.split() == ["wandb", "sync", *map(str, parts)]
     with Server() as server:
         login(monkeypatch, WANDB_BASE_URL=server.url)
+        monkeypatch.chdir(folder)  # where the command leaves its log
         sent = python("-m", *command.split())
         assert sent.returncode == 0, sent.stderr
         assert list(server.buckets) == [identity(folder)]
