@@ -50,6 +50,7 @@ from training.health import BadUpdates
 from training.hosts import open_data
 from training.metrics import TrainingClock, abandon_rows
 from training.processes import Processes, leave
+from training.ratios import update_ratios
 from training.record import announce
 from training.reporter import Reporter
 from training.resume import Resume, load_for_resume
@@ -131,6 +132,7 @@ class Training:
         self.stop = StopRequest(config.stop_seconds, self._end_at_deadline, announce=processes.is_main)
         self.stopping: str | None = None  # why to stop, once all processes know
         self.reporter: Reporter | None = None  # on the main process
+        self.ratios: dict[str, float] = {}  # of the last update, if it was measured
         self._restore()
 
     def _restore(self) -> None:
@@ -206,8 +208,11 @@ class Training:
         local_norm = self._unscale_and_clip(self.optimizer)
         loss, grad_norm = self._agree(local_loss, local_norm)
         excused = self.scaler.is_enabled() and math.isfinite(loss) and self.scaler.get_scale() > 1
+        self.ratios = {}
         if self.bad_updates.note(self.update, loss, grad_norm, excused):
-            self.scaler.step(self.optimizer)
+            measure = self.reporter is not None and self._due(self.config.eval_interval) and not self.stopping
+            with update_ratios(self.optimizer, measure) as self.ratios:
+                self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return loss, grad_norm
@@ -276,7 +281,7 @@ class Training:
         if improved:
             self.best_val_loss, self.best_iter = loss, self.update
         if self.reporter is not None:
-            self.reporter.evaluation(self.update, loss, improved)
+            self.reporter.evaluation(self.update, loss, improved, self.ratios)
         return improved
 
     def _save(self) -> None:
@@ -324,9 +329,10 @@ class Training:
         if self.reporter is not None:
             complete = self.reporter.end(self.update, finished, self.stopping, self.checkpoints.failures)
         complete = not self.processes.any(not complete)
+        code = UNSAVED if not complete else 0 if finished else STOPPED
         if self.reporter is not None:
-            self.reporter.finish_tracking()
-        return UNSAVED if not complete else 0 if finished else STOPPED
+            self.reporter.finish_tracking(code)
+        return code
 
     def _end_at_deadline(self, reason: str) -> None:
         """From another thread, when a request to stop could not be met in time."""

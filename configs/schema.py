@@ -172,6 +172,12 @@ class TrainConfig:
     """project in Weights & Biases"""
     wandb_run_name: str | None = None
     """name of the run there; none: the last part of out_dir"""
+    wandb_group: Text | None = None
+    """runs of a group overlay in one chart; none: model and data set, as in gpt2-124M openwebtext"""
+    wandb_job_type: Text | None = None
+    """what tells the runs of a group apart; none: the optimizer"""
+    wandb_tags: tuple[Annotated[Text, Field(max_length=64)], ...] | None = None
+    """tags of the run; none: optimizer, model's size, data set, seed, and exact where it is"""
     wandb_x_axis: Literal["iter", "tokens", "time"] = "iter"
     """what the charts there are drawn against"""
 

@@ -96,6 +96,12 @@ def abandon_rows(path: Path, update: int, evaluated: int) -> None:
     temporary.replace(path)
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl`, without damaged lines; none where there is no file."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [row for kind, row in map(_parse, lines) if kind is not None]
+
+
 def _parse(line: bytes) -> tuple[str | None, dict[str, Any]]:
     """A row's kind, and the row; None for a damaged line."""
     try:

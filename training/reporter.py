@@ -43,13 +43,7 @@ class Reporter:
         self._metrics = MetricsFile(folder / "metrics.jsonl")
         self._tracker: Tracker | None = None
         if config.wandb_log:
-            self._tracker = Tracker(
-                project=config.wandb_project,
-                name=config.wandb_run_name or folder.absolute().name,
-                x_axis=config.wandb_x_axis,
-                folder=folder,
-                settings=record,
-            )
+            self._tracker = Tracker(record, folder)
 
     def training(self, update: int, loss: float, lr: float, grad_norm: float, figures: dict[str, float]) -> None:
         """A training row, with the optimizer's `figures`."""
@@ -67,9 +61,9 @@ class Reporter:
             f"{format_count(rate)} tokens/s  {format_duration((last - update) * self.tokens_per_update / rate)} left"
         )
 
-    def evaluation(self, update: int, loss: float, improved: bool) -> None:
-        """An evaluation row."""
-        self._write(update, {"val/loss": loss})
+    def evaluation(self, update: int, loss: float, improved: bool, figures: dict[str, float]) -> None:
+        """An evaluation row, with the `figures` of the update before it."""
+        self._write(update, {"val/loss": loss, **figures})
         say(f"update {update}: validation loss {loss:.4f}{' (best so far)' if improved else ''}")
 
     def end(self, update: int, finished: bool, reason: str | None, unwritten: list[str]) -> bool:
@@ -96,10 +90,10 @@ class Reporter:
             say(f"stopped after update {update}; --resume=auto goes on from there")
         return not problems
 
-    def finish_tracking(self) -> None:
-        """Ends the run in wandb, which takes as long as its network does."""
+    def finish_tracking(self, code: int) -> None:
+        """Ends the run in wandb, with the exit status. To be called last: its network may make it take 16 s."""
         if self._tracker is not None:
-            self._tracker.finish()
+            self._tracker.finish(code)
 
     def _write(self, update: int, row: dict[str, Any]) -> None:
         place = {"iter": update, "tokens": update * self.tokens_per_update, "time": self.clock.seconds()}

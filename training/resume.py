@@ -24,7 +24,8 @@ UNLISTED_KEYS = ("out_dir", "resume")  # say nothing of the run
 NEUTRAL_KEYS = (
     *("max_iters", "lr_decay_iters", "eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints"),
     *("max_bad_updates", "stop_seconds", "batch_size", "shard_optimizer", "device", "compile", "compile_optimizer"),
-    *("deterministic", "wandb_log", "wandb_project", "wandb_run_name", "wandb_x_axis", *UNLISTED_KEYS),
+    *("deterministic", "wandb_log", "wandb_project", "wandb_run_name", "wandb_group", "wandb_job_type", "wandb_tags"),
+    *("wandb_x_axis", *UNLISTED_KEYS),
 )
 
 
