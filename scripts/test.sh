@@ -19,4 +19,4 @@ echo "== ruff"
 echo "== mypy"
 .venv/bin/mypy
 echo "== tests"
-exec .venv/bin/python -m pytest -m "not slow" "$@"
+exec .venv/bin/python -m pytest -m "not slow" --numprocesses=2 --dist=loadfile "$@"

@@ -24,7 +24,7 @@ NEUTRAL_KEYS = frozenset(
         *("seed", "dataset", "out_dir", "resume", "device", "compile", "deterministic"),  # data: by its tokens, below
         *("batch_size", "shard_optimizer", "compile_optimizer"),
         *("eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints", "stop_seconds"),
-        *("wandb_log", "wandb_project", "wandb_run_name", "wandb_x_axis"),
+        *(field.name for field in fields(TrainConfig) if field.name.startswith("wandb_")),
     )
 )
 DEFAULTS = {

@@ -70,7 +70,9 @@ class MemoryPlanner:
         passes = self._passes.count(batch_size, accumulation).peak
         common = {"weights": self.weights, "optimizer state": optimizer.held, "buckets": buckets}
         common |= {"checkpoint copy": checkpoint_copy, "overhead": self.machine.overhead}
+        # Where an evaluation is due, the step is measured against a copy of the weights before it.
         step = {"gradients": self.weights - buckets, "optimizer temporaries": optimizer.temporaries}
+        step |= {"copy of the weights": self.weights}
         return Memory(common | passes, common | step)
 
     def largest_batch(self, fits: Callable[[int], bool]) -> int | None:

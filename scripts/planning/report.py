@@ -20,6 +20,7 @@ NAMES = {
     "logits and loss": "logits and loss",
     "backward": "working memory of the backward pass",
     "optimizer temporaries": "working memory of the step",
+    "copy of the weights": "weights before the step, float32, where an evaluation is due",
     "checkpoint copy": "checkpoint on its way to the disk",
 }
 

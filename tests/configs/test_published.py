@@ -135,6 +135,7 @@ def step_on_noise(name: str) -> float:
     return math.sqrt(sum(squares) / len(squares))
 
 
+@pytest.mark.slow
 def test_the_steps_on_noise_that_the_learning_rates_of_lion_and_mars_lion_are_from() -> None:
     """The figures in configs/base/lion.py, mars_lion.py and docs/reproducing.md."""
     adamw, mars = step_on_noise("gpt2_small_adamw"), step_on_noise("gpt2_small_mars")

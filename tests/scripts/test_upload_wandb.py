@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import wandb
+
 from scripts.upload_wandb import main
 from tests.training.wandb_backend import Recording, Server, recordings
 

@@ -3,6 +3,7 @@ a network."""
 
 import http.server
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,14 +39,19 @@ HUB_FILE = "/{repo_id}/resolve/{revision}/{filename}"  # where the hub has a mod
 
 
 @pytest.fixture
-def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, and a hub that cannot be reached."""
-    from huggingface_hub import constants
+    from huggingface_hub import close_session, constants
 
+    close_session()  # it keeps the proxies of its first use
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9" + HUB_FILE)
-    return tmp_path / "cache"
+    yield tmp_path / "cache"
+    close_session()
 
 
 def test_a_model_in_the_hubs_cache_needs_no_network(run_train: Train, hub_cache: Path) -> None:
