@@ -11,6 +11,7 @@ from torch import nn
 
 from optim import MARS
 from optim.preconditioner import newton_schulz, svd_factor
+from tests.helpers import case_name
 
 SHAPES = [(4, 6), (6, 3), (5,)]
 
@@ -218,7 +219,7 @@ def test_it_minimises_a_quadratic() -> None:
         {"refresh_interval": True},
         {"last_grad": "bfloat16", "exact": True},
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_settings_are_checked_for_the_optimizer_and_for_groups(setting: dict[str, Any]) -> None:
     name = next(iter(setting))

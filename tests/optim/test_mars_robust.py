@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from optim import MARS
+from tests.helpers import case_name
 
 VARIANTS: list[dict[str, Any]] = [
     {"preconditioner": "adamw"},
@@ -338,7 +339,7 @@ def test_exact_may_begin_to_correct_midway() -> None:
         ({"preconditioner": "lion", "clip": "none", "exact": True}, "exact=False"),
         ({"preconditioner": "lion", "clip": "none", "gamma": lambda step: 0.1}, "does not change"),
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_the_last_gradient_is_folded_only_where_the_identity_holds(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
