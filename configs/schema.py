@@ -27,6 +27,9 @@ Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f]+$")]
 class ConfigError(Exception):
     """A config that cannot be used. The message is one line that a user can act on."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message.replace("\n", "\\n"))  # a value or a path may have line breaks in it
+
 
 CHECKS = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 

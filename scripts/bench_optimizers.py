@@ -40,6 +40,7 @@ from model import GPT, GPTConfig
 from optim import MARS, build_optimizer, optimizer_metrics, record_reference_gradient
 from optim.clipping import SURELY_SHORT
 from optim.orthogonal import BATCH, iteration_dtype
+from training.console import fail
 
 WARM_UP = 2  # steps: compilation, and with the second one every tensor of the state
 ITERATIONS = 5  # of Newton-Schulz
@@ -165,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.json:
             write_json(args.json, rows, args)
     except ArgumentError as error:
-        print(f"error: {error}", file=sys.stderr)
+        fail(str(error))
         return 2
     return 0
 

@@ -24,6 +24,7 @@ from scripts.comparison import published, report, results, table
 from scripts.comparison.groups import Group, make_groups
 from scripts.comparison.published import Published
 from scripts.comparison.runs import Run, RunError, read_runs
+from training.console import fail
 
 FIGURES = (".png", ".svg", ".pdf")
 STDOUT = Path("-")
@@ -124,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
             write_page(groups, args, paper)
             written.append(("page", args.html))
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        fail(str(error))
         return 2
     except BrokenPipeError:  # the reader, `head` for one, has seen enough; Python would complain once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -26,6 +26,7 @@ from data import DataError
 from data.tokenizers import END_OF_TEXT, read_bpe_files
 from scripts.evaluation.command import Parser, load
 from training import RunError
+from training.console import fail
 from training.interchange import to_transformers, transformers_config
 from training.trained import BYTES, GPT2, TOKENS, TrainedModel
 
@@ -64,11 +65,11 @@ def main(argv: list[str] | None = None) -> int:
         write_whole(args.out, trained, rows)
         print("\n".join(summary(args.out, trained, rows)))
     except (RunError, DataError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        fail(str(error))
         return 2
     except OSError as error:
         place = Path(error.filename or args.out).absolute()
-        print(f"error: {place}: {error.strerror or error}; choose another DIR", file=sys.stderr)
+        fail(f"{place}: {error.strerror or error}; choose another DIR")
         return 2
     return 0
 

@@ -49,6 +49,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from optim import MARS
+from training.console import fail
 
 COORDINATES = 8
 SETTLED = 1e-5  # averages start when what is left of the first gradient, b^t, is below this
@@ -131,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.json:
             write_json(args.json, rows, args)
     except ArgumentError as error:
-        print(f"error: {error}", file=sys.stderr)
+        fail(str(error))
         return 2
     return 0
 

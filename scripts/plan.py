@@ -24,6 +24,7 @@ from configs import ConfigError, TrainConfig, load_config
 from scripts.planning import report
 from scripts.planning.machines import MACHINES
 from scripts.planning.plan import Plan, Row, Settings, make_plan, make_rows
+from training.console import fail
 
 
 class Parser(argparse.ArgumentParser):
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         plan = make_plan(config, settings)
         rows = list(make_rows(config, settings)) if args.all else []
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        fail(str(error))
         return 2
     if args.json:
         print(json.dumps(as_json(config, plan, rows), indent=2))

@@ -31,12 +31,17 @@ def say(line: str) -> None:
 
 def warn(line: str) -> None:
     """A warning on standard error."""
-    _print(f"warning: {line}", sys.stderr)
+    _print(f"warning: {_in_one(line)}", sys.stderr)
 
 
 def fail(line: str) -> None:
     """An error on standard error."""
-    _print(f"error: {line}", sys.stderr)
+    _print(f"error: {_in_one(line)}", sys.stderr)
+
+
+def _in_one(line: str) -> str:
+    """Names of files, and values on a command line, may have line breaks in them."""
+    return line.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def flush() -> None:

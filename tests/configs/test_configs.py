@@ -85,6 +85,8 @@ def test_command_line_values_take_the_type_of_their_key(argument: str, key: str,
         ("max_iters=3", ["--key=value"]),
         ("--max_iters", ["--key=value"]),
         ("--resume", ["--key=value"]),
+        ("--out_dir=a\nb", ["--out_dir=a\\nb"]),
+        ("--max_iters=1\n2", ["integer"]),
     ],
 )
 def test_mistakes_on_the_command_line(argument: str, parts: list[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import compare, evaluate
 from tests.conftest import ENVIRONMENT, ROOT, Train
 
 STREAMS = ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
@@ -34,3 +35,11 @@ def test_words_that_the_console_cannot_show(run_train: Train, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "\\xfc \\u6570" in done.stdout
     assert os.path.exists(tmp_path / "ü 数" / "metrics.jsonl")  # noqa: PTH110
+
+
+def test_line_breaks_in_names_leave_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["a\nb"]) == 2
+    assert evaluate.main(["a\rb"]) == 2
+    first, second = capsys.readouterr().err.split("\n")[:-1]
+    assert first.startswith(f"error: {Path.cwd()}/a\\nb is missing")
+    assert second.startswith(f"error: {Path.cwd()}/a\\rb holds no run")
