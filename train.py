@@ -181,8 +181,10 @@ class Training:
             self.update += 1
             lr = self._schedule()
             loss, grad_norm = self._train_once()
-            if self.reporter is not None and (self._due(config.log_interval) or self.update == 1):
-                self.reporter.training(self.update, loss, lr, grad_norm, self._figures())
+            if self.reporter is not None:
+                self.reporter.count_clipped(grad_norm)
+                if self._due(config.log_interval) or self.update == 1:
+                    self.reporter.training(self.update, loss, lr, grad_norm, self._figures())
 
             evaluate = self._due(config.eval_interval) and not self.stopping
             # Weights that only lead to bad updates must not take the place of good ones.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,27 @@ class Reporter:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.tokens_per_update = config.total_batch_size * config.block_size
         self._last_row = (update, clock.seconds())
+        self._clipped = 0
         self._metrics = MetricsFile(folder / "metrics.jsonl")
         self._tracker: Tracker | None = None
         if config.wandb_log:
             self._tracker = Tracker(record, folder)
 
+    def count_clipped(self, grad_norm: float) -> None:
+        """To be told of each update: whether its gradient was longer than `grad_clip`."""
+        self._clipped += math.isfinite(grad_norm) and grad_norm > self.config.grad_clip
+
     def training(self, update: int, loss: float, lr: float, grad_norm: float, figures: dict[str, float]) -> None:
-        """A training row, with the optimizer's `figures`."""
+        """A training row, with the optimizer's `figures`. `clip_rate` is the share of the updates since the row before
+        whose gradient was clipped."""
         seconds = self.clock.seconds()
         since_update, since_seconds = self._last_row
         self._last_row = (update, seconds)
         rate = (update - since_update) * self.tokens_per_update / max(seconds - since_seconds, 1e-9)
         row = {"train/loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens_per_sec": rate, **figures}
+        if self.config.grad_clip > 0:
+            row["clip_rate"] = self._clipped / max(update - since_update, 1)
+        self._clipped = 0
         if self.peak_flops is not None:
             row["mfu"] = rate * self.flops_per_token / self.peak_flops
         self._write(update, row)

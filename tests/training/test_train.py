@@ -43,6 +43,17 @@ def test_a_run_learns_and_leaves_its_folder(run_train: Train, optimizer: str) ->
     assert times[0] == 0
 
 
+def test_the_clip_rate_is_the_share_of_updates_whose_gradient_was_too_long(run_train: Train) -> None:
+    settings = ("--max_iters=12", "--eval_interval=0", "--grad_clip=1.3")
+    norms = run_train(*settings, out="each").series("grad_norm")
+    rows = run_train(*settings, "--log_interval=5", out="some").rows
+    clipped = [norm > 1.3 for norm in norms]
+    assert 0 < sum(clipped) < 12
+    shares = [sum(clipped[a:b]) / (b - a) for a, b in ((0, 1), (1, 5), (5, 10), (10, 12))]
+    assert [row["clip_rate"] for row in rows if "clip_rate" in row] == shares
+    assert run_train("--max_iters=1", "--grad_clip=0", out="none").series("clip_rate") == []
+
+
 def test_config_json_records_what_was_used(run_train: Train, dataset: Path) -> None:
     (dataset / "meta.json").write_text(json.dumps({"tokenizer": "bytes", "vocab_size": 64, "unigram_loss": 4.0}))
     done = run_train("--max_iters=1", "--dtype=auto", "--compile=auto")
