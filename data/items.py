@@ -59,7 +59,12 @@ def prepare(source: Path | None, out: Path) -> str:
         DataError: the file is missing or damaged, or the hub cannot be reached.
     """
     if source is None and out.exists():
-        return f"HellaSwag's items are in {out} already: {len(read_items(out)):,}"
+        count = len(read_items(out))
+        if count != COUNT:
+            raise DataError(
+                f"{out} holds {count:,} items, HellaSwag's validation split has {COUNT:,}; delete the file to fetch all"
+            )
+        return f"HellaSwag's items are in {out} already: {count:,}"
     paths = _download() if source is None else [source.absolute()]
     lines = []
     for path in paths:
@@ -90,6 +95,8 @@ def _download() -> list[Path]:
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Each row, with its place for a message."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the .jsonl or .parquet file in it")
     if not path.is_file():
         raise DataError(
             f"{path} is missing; make it with `python data/prepare.py hellaswag`, on a machine with a network, or with "

@@ -63,6 +63,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--limit counts items of HellaSwag: it goes with --hellaswag")
     if args.json is not None and not args.json.absolute().parent.is_dir():
         parser.error(f"--json {args.json.absolute()}: there is no folder {args.json.absolute().parent}")
+    if args.json is not None and args.json.is_dir():
+        parser.error(f"--json {args.json.absolute()} is a folder; it must be a file")
     return args
 
 

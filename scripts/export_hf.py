@@ -68,13 +68,16 @@ def main(argv: list[str] | None = None) -> int:
         fail(str(error))
         return 2
     except OSError as error:
-        place = Path(error.filename or args.out).absolute()
-        fail(f"{place}: {error.strerror or error}; choose another DIR")
+        # Not the name of a file on its way: the user does not know of it.
+        place = args.out if error.filename is None or ".partial" in str(error.filename) else Path(error.filename)
+        fail(f"{place.absolute()}: {error.strerror or error}; choose another DIR")
         return 2
     return 0
 
 
 def check_new(out: Path) -> None:
+    if out.resolve() == Path.cwd():
+        raise RunError(f"{out.resolve()} is the folder you are in; name a new one")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise RunError(f"{out.absolute()} exists already; nothing is overwritten: choose another DIR")
 
@@ -82,7 +85,7 @@ def check_new(out: Path) -> None:
 def write_whole(out: Path, trained: TrainedModel, rows: int) -> None:
     """Writes the folder under another name first, so that it is whole or not there at all."""
     files = text_files(trained, rows)
-    out = out.absolute()
+    out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.partial")
     temporary.mkdir()

@@ -12,10 +12,15 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
+case " $* " in *" -h "* | *" --help "*)
+    sed -n '2,/^set/s/^# \{0,1\}//p' scripts/prefetch.sh
+    exit 0
+    ;;
+esac
 [ $# -gt 0 ] || set -- openwebtext
 prepare_environment requirements.txt
 missing=
-if [[ $1 != stdlib && " $* " != *[\ =]bytes\ * ]]; then
+if [[ $1 != stdlib && " $* " != *" --tokenizer"[\ =]"bytes "* ]]; then
     .venv/bin/python data/prepare.py tokenizer
     .venv/bin/python data/prepare.py hellaswag || missing=1
 fi

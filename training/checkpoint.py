@@ -87,7 +87,7 @@ class CheckpointFolder:
                 if self._speaks:
                     warn(f"skipped: {error}")
         if files:
-            raise RunError(f"{self.path.absolute()}: no checkpoint can be read; choose another --out_dir")
+            raise RunError(f"{self.path.absolute()}: no checkpoint can be read")
         return None
 
     def delete_leftovers(self) -> None:
@@ -98,7 +98,7 @@ class CheckpointFolder:
     def _write(self, checkpoint: dict[str, Any], waited: float) -> None:
         start, update, target = time.perf_counter(), checkpoint["iter"], self.file(checkpoint["iter"])
         try:
-            _check_finite(checkpoint["model"])
+            check_finite(checkpoint["model"])
             self.path.mkdir(exist_ok=True)  # not the run's folder: if that was moved, this is not the place any more
             _write_whole(target, checkpoint)
             size = target.stat().st_size / 1e6
@@ -211,7 +211,8 @@ def _to_host(tree: Any) -> Any:
     return result
 
 
-def _check_finite(tensors: dict[str, Tensor]) -> None:
+def check_finite(tensors: dict[str, Tensor]) -> None:
+    """Raises RunError where a tensor holds an infinity or NaN."""
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise RunError(f"{name} is not finite any more")

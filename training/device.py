@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,10 @@ def pick_device(name: str, local_rank: int, local_size: int) -> torch.device:
         local_rank, local_size: this process and their number on this host.
 
     Raises:
-        RunError: a device that is not there.
+        RunError: a device that is not there, or of another kind.
     """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
+        raise RunError(f"--device={name}: allowed are auto, cpu, cuda, cuda:N and mps")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     device = torch.device(name)

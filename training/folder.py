@@ -123,7 +123,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replaces a JSON file, whole or not at all."""
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         temporary.replace(path)

@@ -51,7 +51,10 @@ def load_for_resume(
             the hosts see different checkpoints.
     """
     folder = Path(config.out_dir).absolute()
-    saved = checkpoints.load_newest()
+    try:
+        saved = checkpoints.load_newest()
+    except RunError as error:
+        raise RunError(f"{error}; choose another --out_dir") from None
     done = saved["iter"] if saved else 0
     if processes.sum([float(done)]) != [float(done * processes.size)]:
         raise RunError(f"{folder} holds other checkpoints on other hosts; all hosts must share the folder")

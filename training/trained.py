@@ -11,7 +11,7 @@ import torch
 
 from model import GPT, GPTConfig
 from training import RunError
-from training.checkpoint import CheckpointFolder, read_checkpoint
+from training.checkpoint import CheckpointFolder, check_finite, read_checkpoint
 from training.folder import read_json
 
 BYTES, GPT2 = "bytes", "gpt2"
@@ -47,14 +47,19 @@ def load_trained(run: Path, which: str = "last", device: torch.device | str = "c
         device: where the model is to be.
 
     Raises:
-        RunError: no run there, no such checkpoint, or none that can be read.
+        RunError: no run there, no such checkpoint, none that can be read, or weights that are not finite.
     """
     if run.suffix == ".pt":
-        folder, path = run.absolute().parent.parent, run.absolute()
+        path = run.resolve()
+        folder = path.parent.parent
         checkpoint = read_checkpoint(path)
     else:
         folder = run.absolute()
         path, checkpoint = _choose(folder, which)
+    try:
+        check_finite(checkpoint["model"])
+    except RunError as error:
+        raise RunError(f"{path}: {error}; the run has diverged") from None
     settings = checkpoint["config"]
     sizes = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
     model = GPT(GPTConfig(**sizes))

@@ -63,7 +63,11 @@ def tokenizer_of(trained: TrainedModel) -> Tokenizer:
         DataError: GPT-2's BPE files cannot be had.
     """
     if trained.tokenizer is None:
-        raise RunError(f"{trained.path}: the run does not say what its tokens are; say --tokenizer gpt2 or bytes")
+        record = trained.path.parent.parent / "config.json"
+        raise RunError(
+            f"{record}{'' if record.exists() else ' is missing and'} does not say what the run's tokens are; say "
+            "--tokenizer gpt2 or bytes"
+        )
     return make_tokenizer(trained.tokenizer)
 
 

@@ -68,6 +68,8 @@ def measure(trained: TrainedModel, dataset: Dataset, processes: Processes, batch
     )
     loss = validation_loss(trained.model, batches, processes, dtype)
     assert loss is not None, "nothing asked it to stop"
+    if not math.isfinite(loss):
+        raise RunError(f"{trained.path}: a loss of {loss} on {dataset.path}; the run has diverged")
     facts = dataset.meta.get("splits", {}).get("val", {})
     bits = bits_per_byte(loss, len(dataset.val), facts.get("bytes"))
     perplexity = math.exp(loss) if loss < 700 else math.inf

@@ -108,7 +108,11 @@ def test_prepare_from_a_file(run: Run, fails: Callable[..., str], tmp_path: Path
     written = [tmp_path / name / "validation.jsonl" for name in ("a", "b")]
     assert read_items(written[0]) == read_items(written[1]) == read_items(source)
     assert [json.loads(line) for line in written[0].read_text().splitlines()] == rows
-    assert "already: 2" in run("hellaswag", "--out", "a").stdout
+    assert "holds 2 items, HellaSwag's validation split has 10,042; delete the file" in fails("hellaswag", "--out", "a")
+    write(tmp_path / "whole.jsonl", *[ROW] * 10_042)
+    assert run("hellaswag", "--from", "whole.jsonl", "--out", "c").stdout.endswith("c/validation.jsonl\n")
+    assert "already: 10,042" in run("hellaswag", "--out", "c").stdout
+    assert f"{tmp_path} is a folder; give the .jsonl or .parquet file in it" in fails("hellaswag", "--from", ".")
 
     (tmp_path / "no.parquet").write_text("text")
     assert "no.parquet cannot be read as parquet" in fails("hellaswag", "--from", "no.parquet", "--out", "a")

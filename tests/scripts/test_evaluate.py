@@ -182,6 +182,8 @@ def test_mistakes(
     assert "--batch_size: 0 is not allowed, only from 1" in fails(byte_run, "--batch_size", 0)
     assert "--limit counts items" in fails(byte_run, "--limit", 3)
     assert f"there is no folder {tmp_path}/gone" in fails(byte_run, "--json", tmp_path / "gone" / "a.json")
+    assert f"--json {tmp_path} is a folder; it must be a file" in fails(byte_run, "--json", tmp_path)
+    assert "--device=xyz: allowed are auto, cpu, cuda" in fails(byte_run, "--device", "xyz")
     assert "is a checkpoint already" in fails(byte_run / "checkpoints" / "a.pt", "--checkpoint", "best")
     assert re.search("--tokenizer gpt2: does not fit .*: its tokens are bytes", fails(byte_run, "--tokenizer", "gpt2"))
     items.write_text(items.read_text() + "{\n")
@@ -196,6 +198,7 @@ def test_mistakes(
     items.write_text(items.read_text().removesuffix("{\n"))
     diverge(byte_run)
     assert "the run has diverged" in fails(byte_run, "--hellaswag", items)
+    assert "transformer.ln_f.weight is not finite any more; the run has diverged" in fails(byte_run)
 
 
 def test_a_run_of_unknown_tokens(run_train: Train, items: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,6 +190,14 @@ def test_mistakes(
     assert "exists already" in refused(run, run / "config.json")
     assert f"error: {run}/config.json: File exists; choose another DIR" == refused(run, run / "config.json/x")
 
+    (tmp_path / "link").symlink_to(tmp_path / "linked")
+    monkeypatch.chdir(tmp_path / "data")
+    assert f"error: {tmp_path}/data is the folder you are in; name a new one" == refused(run, ".")
+    long = tmp_path / ("x" * 300)
+    assert f"error: {long}: File name too long; choose another DIR" == refused(run, long)
+    assert export_hf.main([str(run), str(tmp_path / "link")]) == 0
+    assert (tmp_path / "linked" / "model.safetensors").exists()
+
     def full_disk(*_: object, **__: object) -> None:
         raise export_hf.SafetensorError("I/O error: No space left on device (os error 28)")
 

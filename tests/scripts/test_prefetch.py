@@ -54,6 +54,7 @@ def prefetch(tmp_path: Path) -> Prefetch:
         ("stdlib", ["stdlib"]),
         ("text a.txt --tokenizer bytes", ["text a.txt --tokenizer bytes"]),
         ("text a.txt --tokenizer=bytes", ["text a.txt --tokenizer=bytes"]),
+        ("text bytes --tokenizer gpt2", ["tokenizer", "hellaswag", "text bytes --tokenizer gpt2"]),
     ],
 )
 def test_what_is_fetched(prefetch: Prefetch, arguments: str, calls: list[str]) -> None:
@@ -78,4 +79,12 @@ def test_what_training_needs_must_be_there(prefetch: Prefetch, fails: str) -> No
     done, called = prefetch(fails=fails)
     assert done.returncode == 2
     assert called[-1] == fails
-    assert "ready" not in done.stdout
+    assert "ready;" not in done.stdout
+
+
+def test_help_fetches_nothing(tmp_path: Path) -> None:
+    command = ["bash", str(ROOT / "scripts" / "prefetch.sh"), "--help"]
+    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bash scripts/prefetch.sh fineweb_edu --workers 16" in done.stdout
+    assert "ready;" not in done.stdout

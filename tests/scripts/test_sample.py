@@ -215,7 +215,9 @@ def test_mistakes(run_train: Train, capsys: pytest.CaptureFixture[str], tmp_path
     assert "--top_k: invalid whole number value: '1.5'" in fails(tmp_path, "--top_k", "1.5")
     assert "--device=cuda:99" in fails(tmp_path, "--device", "cuda:99")
     unknown = run_train("--max_iters=0", out="unknown")
-    assert "does not say what its tokens are" in fails(unknown.folder)
+    assert f"{unknown.folder}/config.json does not say what the run's tokens are" in fails(unknown.folder)
+    (unknown.folder / "config.json").unlink()
+    assert "config.json is missing and does not say" in fails(unknown.folder)
 
 
 def test_gpt2_s_files_cannot_be_had(

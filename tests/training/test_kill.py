@@ -30,12 +30,12 @@ FOREVER = "--max_iters=1000000"
 FILES = {
     "checkpoints",
     "config.json",
-    "config.tmp",
+    "config.json.tmp",
     "lock",
     "metrics.jsonl",
     "starts.jsonl",
     "status.json",
-    "status.tmp",
+    "status.json.tmp",
 }
 
 
