@@ -131,6 +131,7 @@ class Training:
         self.checkpoints = CheckpointFolder(folder / "checkpoints", config.keep_checkpoints, speaks=processes.is_main)
         self.stop = StopRequest(config.stop_seconds, self._end_at_deadline, announce=processes.is_main)
         self.stopping: str | None = None  # why to stop, once all processes know
+        self.code = STOPPED  # the exit status, until the end is known
         self.reporter: Reporter | None = None  # on the main process
         self.ratios: dict[str, float] = {}  # of the last update, if it was measured
         self._restore()
@@ -331,15 +332,15 @@ class Training:
         if self.reporter is not None:
             complete = self.reporter.end(self.update, finished, self.stopping, self.checkpoints.failures)
         complete = not self.processes.any(not complete)
-        code = UNSAVED if not complete else 0 if finished else STOPPED
+        self.code = UNSAVED if not complete else 0 if finished else STOPPED
         if self.reporter is not None:
-            self.reporter.finish_tracking(code)
-        return code
+            self.reporter.finish_tracking(self.code)
+        return self.code
 
-    def _end_at_deadline(self, reason: str) -> None:
-        """From another thread, when a request to stop could not be met in time."""
-        if self.reporter is None or self.status.ended:
-            return
+    def _end_at_deadline(self, reason: str) -> int:
+        """From another thread, when a request to stop could not be met in time. Returns the exit status."""
+        if not self.processes.is_main or self.status.ended:
+            return self.code
         fail(
             f"{reason}: no end after {self.config.stop_seconds:g} s; what was done since the last checkpoint (update "
             f"{self.status.update}, or the one before) is lost; --stop_seconds= gives more time"
@@ -347,6 +348,7 @@ class Training:
         # torchrun sends SIGTERM also when another process has failed.
         failed = reason == "SIGTERM" and self.processes.size > 1 and not self.stopping
         self.status.write("failed" if failed else "stopped", self.status.update, reason)
+        return STOPPED
 
     def _say(self, line: str) -> None:
         if self.processes.is_main:

@@ -116,9 +116,13 @@ def _parse_override(argument: str) -> tuple[str, Any]:
     choices = typing.get_args(TYPES[key])
     if text.lower() == "none" and type(None) in choices:
         return key, None
-    pair = any(typing.get_origin(choice) is tuple for choice in choices)
+    value: str | list[str] = text
+    if any(typing.get_origin(choice) is tuple for choice in choices):
+        inner = text.strip()
+        inner = inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner
+        value = [part.strip() for part in inner.split(",")]
     try:
-        return key, TypeAdapter(TYPES[key]).validate_python(text.strip("() ").split(",") if pair else text)
+        return key, TypeAdapter(TYPES[key]).validate_python(value)
     except ValidationError as error:
         raise ConfigError(f"{argument}: {_complaint(key, error)}") from None
 

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 MANY = 2**31 - 1
 GAMMA_SCHEDULE = r"^linear:[^:]+:[^:]+$"  # linear:START:END
+PROJECT = r"^[^/\\#?%:\x00-\x1f]+$"  # what wandb allows
 INIT_FROM = r"^(hf|nanogpt|run):[^\x00-\x1f]+$"
 Count = Annotated[int, Field(ge=1, le=MANY)]
 CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
@@ -171,9 +172,9 @@ class TrainConfig:
     # --- wandb ---
     wandb_log: bool = False
     """log to Weights & Biases too; offline where there is no network or no login"""
-    wandb_project: Text = "mars-gpt2"
-    """project in Weights & Biases"""
-    wandb_run_name: str | None = None
+    wandb_project: Annotated[str, Field(pattern=PROJECT, max_length=128)] = "mars-gpt2"
+    """project in Weights & Biases, of the entity that WANDB_ENTITY names"""
+    wandb_run_name: Annotated[Text, Field(max_length=128)] | None = None
     """name of the run there; none: the last part of out_dir"""
     wandb_group: Text | None = None
     """runs of a group overlay in one chart; none: model and data set, as in gpt2-124M openwebtext"""

@@ -10,6 +10,7 @@ login, or with WANDB_MODE=offline, the run is recorded in its folder and the com
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +25,8 @@ from training.stopping import STOPPED
 from training.tracking import Tracker
 
 UPLOAD_SECONDS = 600.0  # to send one run
-EXIT_CODES: dict[object, int] = {"stopped": STOPPED, "failed": 1}
+# By the state in status.json: one that is not training and yet "running" was killed.
+EXIT_CODES: dict[object, int] = {"stopped": STOPPED, "failed": 1, "running": 1}
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     status = 0
     try:
         args = parser.parse_args(argv)
+        if os.environ.get("WANDB_MODE") == "disabled":
+            raise RunError("WANDB_MODE=disabled: nothing can be uploaded; unset it, or set it to offline")
         given = {"wandb_project": args.project, "wandb_group": args.group}
         overrides = {key: value for key, value in given.items() if value is not None}
         runs = [(folder, record_of(folder) | overrides) for folder in args.runs]
@@ -48,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         fail(str(error))
         return 2
     for folder, record in runs:
-        tracker = Tracker(record, folder, UPLOAD_SECONDS, without=f"{folder.absolute()} is not uploaded")
+        problem = f"{folder.absolute()} is not uploaded"
+        tracker = Tracker(record, folder, UPLOAD_SECONDS, without=problem, lacking=problem)
         tracker.finish(EXIT_CODES.get(read_status(folder).get("state"), 0))
         if tracker.problem is not None:
             status = 2
@@ -59,7 +64,7 @@ def record_of(folder: Path) -> dict[str, Any]:
     """What `config.json` says of a run that can be uploaded.
 
     Raises:
-        RunError: no run there, one without rows, or one that sends its rows itself at this moment.
+        RunError: no run there, one without rows, one that is training, or a folder that cannot be written.
     """
     where = folder.absolute()
     if not where.is_dir():
@@ -71,8 +76,12 @@ def record_of(folder: Path) -> dict[str, Any]:
         raise RunError(f"{where / 'config.json'} is missing or damaged; give a run's folder (its out_dir)")
     if not read_rows(where / "metrics.jsonl"):
         raise RunError(f"{where / 'metrics.jsonl'} holds no rows; there is nothing to upload")
-    if record.get("wandb_log") and is_locked(where):
-        raise RunError(f"{where} is training with wandb_log=True, which sends its rows; upload it when it has ended")
+    if is_locked(where):
+        raise RunError(f"{where} is training at this moment; upload it when it has ended")
+    if not os.access(where, os.W_OK):
+        raise RunError(
+            f"{where}: no permission to write there, where wandb.json keeps the id of the run; copy the folder"
+        )
     return record
 
 

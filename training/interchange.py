@@ -62,6 +62,8 @@ def from_transformers(state: State, config: dict[str, Any]) -> Weights:
     for key, allowed in required.items():
         if config.get(key, allowed[0]) not in allowed:
             raise ValueError(f"{key}={config[key]!r} in its config.json, model.py has {allowed[0]!r}")
+    if not isinstance(config.get("n_head", 12), int):
+        raise ValueError(f"n_head={config['n_head']!r} in its config.json is not a number")
     named = {
         name if name == HEAD else f"transformer.{name.removeprefix('transformer.')}": state[name] for name in state
     }

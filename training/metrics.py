@@ -38,15 +38,15 @@ class MetricsFile:
         self._waiting = b"\n" if content and not content.endswith(b"\n") else b""
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 
-    def append(self, row: dict[str, Any]) -> bool:
+    def append(self, row: dict[str, Any]) -> dict[str, Any] | None:
         """Writes a row, unless the file holds a later or equal one of its kind. Infinite numbers and NaN become null.
 
         Returns:
-            whether it is new.
+            the row, with the time that the file has; None where it is not new.
         """
         kind = next(kind for kind in KINDS if kind in row)
         if row["iter"] <= self._last[kind]:
-            return False
+            return None
         self._last[kind] = row["iter"]
         if "time" in row:  # what is computed again may take less of it than before
             self._time = max(self._time, row["time"])
@@ -56,7 +56,7 @@ class MetricsFile:
         self._waiting += json.dumps(clean).encode() + b"\n"
         if (problem := self._write()) and not had_to_wait:
             warn(f"{self._path.absolute()}: {problem}; rows wait in memory until there is room")
-        return True
+        return row
 
     def close(self) -> str | None:
         """Closes the file. Returns what kept rows from being written, if some were not."""

@@ -107,5 +107,6 @@ class Reporter:
 
     def _write(self, update: int, row: dict[str, Any]) -> None:
         place = {"iter": update, "tokens": update * self.tokens_per_update, "time": self.clock.seconds()}
-        if self._metrics.append(place | row) and self._tracker is not None:
-            self._tracker.log(place | row)
+        written = self._metrics.append(place | row)
+        if written is not None and self._tracker is not None:
+            self._tracker.log(written)

@@ -36,11 +36,11 @@ class StopRequest:
 
     Args:
         seconds: from a request to the end of the process, whatever it is doing then.
-        at_deadline: called with the reason before that end, from another thread.
+        at_deadline: called with the reason before that end, from another thread; returns the exit status.
         announce: whether to print that a request has come.
     """
 
-    def __init__(self, seconds: float, at_deadline: Callable[[str], None], announce: bool = True) -> None:
+    def __init__(self, seconds: float, at_deadline: Callable[[str], int], announce: bool = True) -> None:
         self.reason: str | None = None
         """SIGTERM, SIGINT, SIGUSR1, SIGHUP or "the end of torchrun"; None as long as nothing asks to stop"""
         self._seconds, self._at_deadline, self._announce = seconds, at_deadline, announce
@@ -99,7 +99,7 @@ class StopRequest:
         if number not in SIGNALS:
             return
         if number == signal.SIGINT and self.reason is not None and time.monotonic() - self._since > ENOUGH:
-            fail("interrupted again: ended at once, without a checkpoint")
+            fail("interrupted again: ended at once; what was not saved yet is lost")
             flush()
             os._exit(128 + signal.SIGINT)
         self._ask(signal.Signals(number).name)
@@ -117,10 +117,11 @@ class StopRequest:
 
     def _end_now(self, reason: str) -> None:
         # In a thread of its own: a log that nobody reads must not keep the process alive.
-        last_words = threading.Thread(target=self._at_deadline, args=[reason], daemon=True)
+        codes: list[int] = []
+        last_words = threading.Thread(target=lambda: codes.append(self._at_deadline(reason)), daemon=True)
         last_words.start()
         last_words.join(1.0)
-        os._exit(STOPPED)
+        os._exit(codes[0] if codes else STOPPED)
 
 
 def agreed_reason(votes: list[float]) -> str | None:

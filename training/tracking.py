@@ -12,8 +12,10 @@ resumes, as wandb demands.
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
+import re
 import shlex
 import socket
 from contextlib import suppress
@@ -48,7 +50,7 @@ class Tracker:
         record: what `config.json` has; its `wandb_*` keys say where and how the run appears.
         folder: the run's. The rows of its `metrics.jsonl` that wandb does not have yet are sent at once.
         upload_seconds: time to send what is left at the end.
-        without: what becomes of the run when wandb fails, for the warning.
+        without, lacking: what becomes of the run when wandb fails, and when it fails at the end; for the warning.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class Tracker:
         folder: Path,
         upload_seconds: float = UPLOAD_SECONDS,
         without: str = "training goes on without it",
+        lacking: str = "it lacks the last rows of the run",
     ) -> None:
         self.problem: str | None = None
         """why wandb failed"""
-        self._upload_seconds, self._without = upload_seconds, without
+        self._upload_seconds, self._without, self._lacking = upload_seconds, without, lacking
         self._folder, self._place = folder.absolute(), folder / "wandb.json"
         self._project = record.get("wandb_project") or "mars-gpt2"
         self._id = ""
@@ -75,8 +78,8 @@ class Tracker:
         try:
             rows = read_rows(folder / "metrics.jsonl")
             waiting = self._identify(rows)
-            self._note(None)
             self._run = self._start(record)
+            self._note(None)  # only now: what wandb refuses must not take the place of a run that it has
             if not self._run.offline:  # the server knows best what it has
                 waiting = [row for row in rows if step_of(row) >= self._run.starting_step]
             self._thread = Thread(target=self._send_rows, name="wandb", daemon=True)
@@ -104,6 +107,7 @@ class Tracker:
         if thread is None:
             return
         self._exit_code = exit_code
+        self._without = self._lacking
         atexit.unregister(self.finish)
         self._rows.put(None)
         thread.join(self._upload_seconds + GRACE_SECONDS)
@@ -121,8 +125,11 @@ class Tracker:
         another project, or of a course that was given up."""
         known = read_json(self._place)
         former = Path(str(known.get("folder")))
-        is_copy = former != self._folder and read_json(former / "wandb.json").get("id") == known.get("id")
-        if isinstance(known.get("id"), str) and known.get("project") == self._project and not is_copy:
+        is_copy = former.resolve() != self._folder.resolve() and read_json(former / "wandb.json").get(
+            "id"
+        ) == known.get("id")
+        usable = re.fullmatch(r"[\w-]{1,64}", str(known.get("id")))
+        if usable and known.get("project") == self._project and not is_copy:
             sent, keys = known.get("sent"), [_key(row) for row in rows]
             if sent is None or sent in keys:
                 self._id, self._sent = known["id"], sent
@@ -137,6 +144,7 @@ class Tracker:
         import wandb
         import wandb.errors
 
+        logging.raiseExceptions = False  # on a full disk wandb's own log would print a traceback for each line
         chosen = os.environ.get("WANDB_MODE")
         console: Any = os.environ.get("WANDB_CONSOLE", "off")  # what is printed would have to pass through wandb
         options: dict[str, Any] = {
@@ -212,7 +220,7 @@ class Tracker:
 
     def _unsent(self) -> str:
         seconds = f"{self._upload_seconds:g} s"
-        return f"not all was sent within {seconds}; --resume=auto, or {self._upload_command()}, sends the rest"
+        return f"not all was sent within {seconds}; {self._upload_command()} sends the rest"
 
     def _give_up(self, error: Exception) -> None:
         if self.problem is None:
@@ -240,7 +248,7 @@ def labels(record: dict[str, Any]) -> dict[str, Any]:
     return {
         "group": record.get("wandb_group") or f"{size} {dataset}",
         "job_type": record.get("wandb_job_type") or optimizer,
-        "tags": record.get("wandb_tags") or [tag[:64] for tag in tags],
+        "tags": list(dict.fromkeys(record.get("wandb_tags") or [tag[:64] for tag in tags])),
     }
 
 

@@ -63,7 +63,10 @@ def load_trained(run: Path, which: str = "last", device: torch.device | str = "c
     settings = checkpoint["config"]
     sizes = {field.name: settings[field.name] for field in fields(GPTConfig) if field.name in settings}
     model = GPT(GPTConfig(**sizes))
-    model.load_state_dict(checkpoint["model"])
+    try:
+        model.load_state_dict(checkpoint["model"])
+    except RuntimeError:
+        raise RunError(f"{path}: its weights do not have the sizes of its config") from None
     model.to(device).eval()
     return TrainedModel(model, settings, checkpoint["iter"], path, _tokenizer(folder, model.config.vocab_size))
 

@@ -154,12 +154,36 @@ def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert not (run / "wandb.json").exists(), "nothing is sent when one of the runs cannot be"
 
 
-def test_a_run_that_sends_its_rows_itself_is_left_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "config.json").write_text(json.dumps(CONFIG | {"wandb_log": True}))
+def test_a_run_that_is_training_is_left_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (run / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main([str(run)]) == 2
-    assert "is training with wandb_log=True" in capsys.readouterr().err
+    assert "is training at this moment" in capsys.readouterr().err
+
+
+def test_nothing_is_uploaded_where_wandb_is_disabled(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert main([str(run)]) == 2
+    assert capsys.readouterr().err.startswith("error: WANDB_MODE=disabled: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1), ("running", 1)])
+def test_how_the_run_ended(upload: Upload, run: Path, state: str, code: int) -> None:
+    """One that says it is running, and is not, was killed."""
+    (run / "status.json").write_text(json.dumps({"state": state}))
+    assert upload(run) == 0
+    assert recordings(run)[-1].exit_code == code
+
+
+@pytest.mark.slow
+def test_a_project_that_wandb_refuses_leaves_the_run_its_id(upload: Upload, run: Path) -> None:
+    assert upload(run) == 0
+    before = (run / "wandb.json").read_text()
+    assert upload(run, "--project=a/b") == 2
+    assert (run / "wandb.json").read_text() == before
 
 
 def test_a_wandb_that_fails(

@@ -205,7 +205,10 @@ def test_a_second_interrupt_ends_at_once(run_train: Train) -> None:
         assert run.popen.poll() is None
         run.send(signal.SIGINT, "alone")
         stopped = run.end(within=5)
-    assert (stopped.status, stopped.stderr) == (130, "error: interrupted again: ended at once, without a checkpoint\n")
+    assert (stopped.status, stopped.stderr) == (
+        130,
+        "error: interrupted again: ended at once; what was not saved yet is lost\n",
+    )
     assert "SIGINT: finishing this update, then saving; once more ends at once\n" in stopped.stdout
 
 
