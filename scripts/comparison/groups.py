@@ -4,7 +4,7 @@ Several seeds of one setting give a mean and a spread, and two settings with the
 repository a seed fixes the initial weights and the batches of every update, whatever the optimizer.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -127,16 +127,16 @@ def make_groups(runs: list[Run]) -> list[Group]:
 
 def setting(run: Run) -> tuple[str, ...]:
     """What distinguishes settings: the keys that count, and the data."""
-    return (*(str(value) for value in setting_values(run).values()), analysis.data_key(run))
+    return (*(str(value) for value in setting_values(run.config).values()), analysis.data_key(run))
 
 
-def setting_values(run: Run) -> dict[str, Any]:
-    """The keys that count. What an older config lacks had the default's meaning."""
-    values = {key: run.config.get(key, DEFAULTS.get(key)) for key in SETTING_KEYS}
+def setting_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config that count. What an older one lacks had the default's meaning."""
+    values = {key: config.get(key, DEFAULTS.get(key)) for key in SETTING_KEYS}
     for key, other in SAME_AS.items():
         values[key] = values[other] if values[key] is None else values[key]
     betas = values["betas_1d"] or (values["beta1"], values["beta2"])
-    return values | {"betas_1d": list(betas)}
+    return values | {"betas_1d": list(betas) if isinstance(betas, tuple | list) else betas}
 
 
 def difference(a: Group, b: Group) -> tuple[Difference, list[Any], float] | None:

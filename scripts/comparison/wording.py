@@ -99,9 +99,9 @@ def _setting_names(groups: list[Group], folders: list[str]) -> list[str]:
     """
     result, start = [], 0
     for group in groups:
-        values, folder = setting_values(group.first), folders[start]
+        values, folder = setting_values(group.first.config), folders[start]
         start += len(group.runs)
-        rivals = [setting_values(other.first) for other in groups if other is not group]
+        rivals = [setting_values(other.first.config) for other in groups if other is not group]
         rivals = [other for other in rivals if other["optimizer"] == values["optimizer"]]
         name = group.first.optimizer
         for key, value in values.items():

@@ -66,7 +66,8 @@ def test_given_losses(folders: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_milestones_and_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path / "a", [(0, 9.0), (10_000, 3.2)], train_rows=0, tokens_per_update=491_520)
+    evals, data = [(0, 9.0), (10_000, 3.2)], {"val_tokens": 4_434_897}
+    run = write_run(tmp_path / "a", evals, train_rows=0, tokens_per_update=491_520, data=data)
     values = results([str(run), "--paper", "small"], capsys)
     assert values["milestones"] == {"5B": 4_915_200_000}
     assert values["runs"][0]["loss_at"] == {"5B": 3.2}
