@@ -49,8 +49,16 @@ def short_names(runs: list[Run]) -> list[str]:
 
 
 def same_validation_data(a: Run, b: Run) -> bool:
-    """Whether losses of the two can be set against each other at all."""
-    return _validation_key(a) == _validation_key(b)
+    """Whether losses of the two can be set against each other at all: equally many tokens of one tokenizer, and one
+    name or, since the same data may lie in another folder, one fingerprint. Without numbers of tokens the name
+    has to do.
+    """
+    same_name = a.dataset == b.dataset
+    if a.data.get("val_tokens") is None or b.data.get("val_tokens") is None:
+        return a.data.get("val_tokens") == b.data.get("val_tokens") and same_name
+    if any(a.data.get(key) != b.data.get(key) for key in ("val_tokens", "tokenizer")):
+        return False
+    return same_name or (a.data.get("fingerprint") == b.data.get("fingerprint") is not None)
 
 
 def same_speed_conditions(a: Run, b: Run) -> bool:
@@ -58,12 +66,7 @@ def same_speed_conditions(a: Run, b: Run) -> bool:
     return all(a.config.get(key) == b.config.get(key) for key in ("device_name", "processes"))
 
 
-def _validation_key(run: Run) -> str:
-    if run.data.get("val_tokens") is None:
-        return str(run.dataset)
-    return json.dumps([run.data["val_tokens"], run.data.get("tokenizer")], sort_keys=True)
-
-
 def data_key(run: Run) -> str:
     """What tells whether two runs learn from the same tokens and are evaluated on the same."""
-    return json.dumps([_validation_key(run), run.data.get("train_tokens"), run.data.get("fingerprint")])
+    known = [run.data.get(key) for key in ("val_tokens", "tokenizer", "train_tokens")]
+    return json.dumps([*known, run.data.get("fingerprint") or run.dataset], sort_keys=True, default=str)

@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from scripts.comparison.curves import FEWEST_SMOOTHED, SMOOTHED_PART, Curve, Floats, smoothed, thinned
+from scripts.comparison.curves import DIVERGED, FEWEST_SMOOTHED, SMOOTHED_PART, Curve, Floats, smoothed, thinned
 from scripts.comparison.groups import Group
 from scripts.comparison.published import Published
 from scripts.comparison.style import (
@@ -129,7 +129,8 @@ def loss_limits(evals: list[Curve], means: list[Curve], unigrams: list[float]) -
     From the lowest loss up to what the runs had reached after the first tenth of the tokens; up to the unigram line
     where that doesn't make the range much larger, and not beyond it: a run above it has learnt next to nothing.
     """
-    finite = [curve.finite() for curve in evals + means if len(curve.finite())]
+    known = [curve.at(np.abs(curve.loss) < DIVERGED) for curve in evals + means]
+    finite = [curve for curve in known if len(curve)]
     if not finite:
         return None
     start = EARLY_PART * max(float(curve.tokens.max()) for curve in finite)

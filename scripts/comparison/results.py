@@ -17,7 +17,7 @@ from scripts.comparison.milestones import MILESTONES, race, reached, seconds
 from scripts.comparison.published import Published
 from scripts.comparison.runs import Run
 from scripts.comparison.statistics import Spread
-from scripts.comparison.wording import names
+from scripts.comparison.wording import loss_name, names
 
 Record = dict[str, Any]
 
@@ -92,12 +92,12 @@ def _run(run: Run, name: str, milestones: dict[str, int], losses: list[float]) -
         "final_bits_per_byte": analysis.bits_per_byte(final, *sizes),
         "best_bits_per_byte": analysis.bits_per_byte(best, *sizes),
         "loss_at": {name: loss_at(run.evals, tokens) for name, tokens in milestones.items()},
-        "tokens_to_loss": {f"{loss:g}": tokens_to_loss(run.evals, loss) for loss in losses},
+        "tokens_to_loss": {loss_name(loss): tokens_to_loss(run.evals, loss) for loss in losses},
     }
 
 
 def _group(group: Group, name: str, runs: list[str], milestones: dict[str, int], losses: list[float]) -> Record:
-    reach = {f"{loss:g}": tokens_to_loss(group.evals, loss) for loss in losses}
+    reach = {loss_name(loss): tokens_to_loss(group.evals, loss) for loss in losses}
     return {
         "name": name,
         "optimizer": group.first.optimizer,

@@ -111,6 +111,42 @@ def test_a_run_that_diverged_is_no_goal(tmp_path: Path) -> None:
     assert "nan" not in text
 
 
+def test_a_finite_loss_of_a_run_that_diverged_is_short(tmp_path: Path) -> None:
+    runs = [
+        *(([(0, 5.0), (10, 2.0)], {}), ([(0, 5.0), (10, 1e30)], {"optimizer": "muon"})),
+        ([(0, 1.5), (10, math.inf)], {"optimizer": "lion"}),
+    ]
+    assert sentences_of(tmp_path, *runs).splitlines()[:2] == [
+        "muon does not reach adamw's final loss (2.000) within its 10.0K tokens (it ends 1.0e+30 above).",
+        "lion is at or below adamw's final loss (2.000) from the start, but it diverged: it ends at a loss that is not"
+        " a number.",
+    ]
+    together = make_groups([read_run(tmp_path / f"r{i}") for i in range(3)])
+    lines = table.table(together)
+    assert "1.0e+30" in lines[4]
+    assert max(map(len, lines)) <= table.TABLE_WIDTH
+    assert "r1: diverged: the loss of its last evaluation is 1.0e+30." in report.notes(together)
+    assert figure.draw(together).axes[0].get_ylim()[1] < 10
+
+
+@pytest.mark.parametrize(
+    ("data", "same"),
+    [
+        ({"dataset": "tiny", "fingerprint": "b"}, True),  # the same name, other training data
+        ({"dataset": "other", "fingerprint": "a"}, True),  # the same data in another folder
+        ({"dataset": "other", "fingerprint": "b"}, False),
+        ({"dataset": "other", "fingerprint": None}, False),
+        ({"dataset": "tiny", "fingerprint": "a", "tokenizer": "bytes"}, False),
+    ],
+)
+def test_equally_many_tokens_are_not_equal_data(tmp_path: Path, data: dict, same: bool) -> None:
+    a = read_run(write_run(tmp_path / "a", [(0, 5.0), (10, 2.0)], data={"fingerprint": "a"}))
+    b = write_run(tmp_path / "b", [(0, 5.0), (10, 1.9)], "muon", dataset=data.pop("dataset"), data=data)
+    together = make_groups([a, read_run(b)])
+    assert bool(report.sentences(together)) == same
+    assert any("equal validation data" in line for line in report.warnings(together)) != same
+
+
 def test_unfinished_runs_and_runs_without_evaluations(tmp_path: Path) -> None:
     runs = [
         read_run(write_run(tmp_path / "done", [(0, 5.0), (10, 2.0)])),

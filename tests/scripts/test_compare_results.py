@@ -65,6 +65,12 @@ def test_given_losses(folders: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert values["groups"][0]["tokens_to_loss"] == {"2.5": 10_000, "1": None}
 
 
+def test_close_losses_keep_their_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "a", [(0, 5.0), (10, 2.0)])
+    losses = [f"--loss={loss}" for loss in ("3", "3.0000001", "3.0000002")]
+    assert list(results([str(run), *losses], capsys)["runs"][0]["tokens_to_loss"]) == ["3", "3.0000001", "3.0000002"]
+
+
 def test_milestones_and_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evals, data = [(0, 9.0), (10_000, 3.2)], {"val_tokens": 4_434_897}
     run = write_run(tmp_path / "a", evals, train_rows=0, tokens_per_update=491_520, data=data)
