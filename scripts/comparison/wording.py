@@ -40,6 +40,18 @@ def loss_text(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.3f}" if not abs(loss) >= DIVERGED else f"{loss:.1e}"
 
 
+def shortened(texts: list[str], room: int) -> list[str]:
+    """Long ones without their middle, in this room or as little more as keeps different ones different."""
+    for width in range(room, max(map(len, texts), default=0)):
+        short = [
+            t if len(t) <= width else t[: width // 2 - 2] + "..." + t[len(t) - (width - width // 2 - 1) :]
+            for t in texts
+        ]
+        if len(set(short)) == len(set(texts)):
+            return short
+    return texts
+
+
 def loss_name(loss: float) -> str:
     """A loss that was asked for: 2.9, with as many digits as tell it from any other."""
     return short if float(short := f"{loss:g}") == loss else repr(loss)

@@ -195,6 +195,24 @@ def test_figure_with_published_curves(tmp_path: Path) -> None:
     assert all(len({line.get_color()[i : i + 2] for i in (1, 3, 5)}) == 1 for line in dashed)  # grey
 
 
+def test_published_values_that_are_not_drawn_are_not_in_the_legend(tmp_path: Path) -> None:
+    groups = [paper_run(tmp_path / "a", last=0), paper_run(tmp_path / "m", "mars-adamw", last=10_000)]
+    small = published.load("small")
+    labels = [text.get_text() for text in figure.draw(groups[:1], paper=small).legends[0].get_texts()]
+    assert labels == ["adamw (at update 0)"]
+    labels = [text.get_text() for text in figure.draw(groups, paper=small).legends[0].get_texts()]
+    assert "AdamW, published" in labels
+    # Runs far below: the published values lie above the axis.
+    low = write_run(
+        tmp_path / "low", [(0, 11.0), (10_000, 1.0), (100_000, 0.9)], train_rows=0, tokens_per_update=491_520
+    )
+    drawn = figure.draw([make_groups([read_run(low)])[0]], paper=small)
+    top = drawn.axes[0].get_ylim()[1]
+    for line in drawn.axes[0].get_lines():
+        if "published" in str(line.get_label()):
+            assert line.get_label().endswith("(above the axis)") == (min(line.get_ydata()) > top)
+
+
 def test_a_young_run_is_not_squeezed_by_the_whole_curve(tmp_path: Path) -> None:
     drawn = figure.draw([paper_run(tmp_path / "a", last=10_000)], paper=published.load("small"))
     assert drawn.axes[0].get_xlim()[1] == pytest.approx(1.02 * 4.9152e9)
