@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from scripts.comparison.curves import Curve, Floats
-from scripts.comparison.runs import Run
+from scripts.comparison.runs import Run, printable
 
 # The first rows are slower than the rest: compilation, warm caches, a cold disk.
 WARMUP_ROWS = 5
@@ -26,7 +26,10 @@ def bits_per_byte(loss: float | None, val_tokens: object, val_bytes: object) -> 
     """Nats per token as bits per byte of text, which no longer depends on the tokenizer. None where unknown."""
     if loss is None or not isinstance(val_tokens, int) or not isinstance(val_bytes, int) or val_bytes <= 0:
         return None
-    return loss / math.log(2) * val_tokens / val_bytes
+    try:
+        return loss / math.log(2) * (val_tokens / val_bytes)
+    except OverflowError:
+        return None
 
 
 def throughput(tokens_per_sec: Floats) -> float | None:
@@ -38,7 +41,7 @@ def throughput(tokens_per_sec: Floats) -> float | None:
 
 def short_names(runs: list[Run]) -> list[str]:
     """The end of each folder's path, as short as tells the runs apart."""
-    parts = [run.folder.resolve().parts for run in runs]
+    parts = [tuple(map(printable, run.folder.resolve().parts)) for run in runs]
     longest = max(len(p) for p in parts)
     names: list[str] = []
     for depth in range(1, longest + 1):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
@@ -56,7 +57,7 @@ def draw(groups: list[Group], title: str | None = None, paper: Published | None 
     limits = loss_limits([*(run.evals for run in runs), *known], means, unigrams)
     seconds, time_unit = time_scale(max(run.time for run in runs))
     figure = Figure(figsize=(12, HEIGHT), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
-    figure.suptitle(title or default_title(groups), fontsize=14, parse_math=False)
+    figure.suptitle(_drawable(title or default_title(groups)), fontsize=14, parse_math=False)
     (val_tokens, val_time), (train_tokens, train_time) = figure.subplots(2, 2, sharey=True, sharex="col")
 
     rows = shows_rows(groups)
@@ -247,7 +248,13 @@ def _unigram_lines(panel: Axes, unigrams: list[float], limits: tuple[float, floa
 
 def _plain(text: str) -> str:
     """A dollar sign in a folder's name does not begin a formula."""
-    return text.replace("$", r"\$")
+    return _drawable(text).replace("$", r"\$")
+
+
+def _drawable(text: str) -> str:
+    """Characters that the font lacks are escaped; matplotlib would draw a box, and warn."""
+    font = get_font(findfont(FontProperties()))
+    return "".join(c if c == "\n" or font.get_char_index(ord(c)) else ascii(c)[1:-1] for c in text)
 
 
 def _legend(

@@ -145,7 +145,7 @@ def _behind(run: Run, together: list[Run]) -> str | None:
     """Why a run's evaluations are too few to be averaged with those of its setting's other seeds."""
     furthest = max(together, key=_evaluated_tokens)
     if any(other.finished for other in together) and not run.finished:
-        return f"it has {run.updates:,.0f} of {run.max_iters:,.0f} updates"
+        return f"it has {run.updates:,.15g} of {run.max_iters:,.15g} updates"
     if _evaluated_tokens(run) < FURTHER_PART * _evaluated_tokens(furthest):
         return "its evaluations do not go as far"
     return None

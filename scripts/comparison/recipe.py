@@ -11,7 +11,7 @@ from typing import Any
 
 from configs import TrainConfig, load_config
 from scripts.comparison.groups import setting_values
-from scripts.comparison.runs import Run
+from scripts.comparison.runs import Run, printable
 from scripts.comparison.wording import exact, rate
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -66,8 +66,8 @@ def _counts(key: str, optimizer: str) -> bool:
 
 def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return rate(value) if isinstance(value, float) else exact(value)
+        return printable(str(value))
+    return rate(value) if isinstance(value, float) else f"{value:,}"
 
 
 def other_data(run: Run, size: str, val_tokens: int | None) -> str | None:

@@ -12,7 +12,7 @@ from scripts.comparison.analysis import WARMUP_ROWS, same_validation_data, short
 from scripts.comparison.curves import DIVERGED
 from scripts.comparison.groups import Group, difference
 from scripts.comparison.milestones import MILESTONES, TOKENS_PER_UPDATE, race, reached
-from scripts.comparison.runs import Run
+from scripts.comparison.runs import Run, printable
 from scripts.comparison.wording import amount, duration, exact, loss_name, loss_text, names, times
 
 # Losses that print the same are level: 1.9721 against 1.9724 is nothing to speak of.
@@ -37,7 +37,7 @@ def notes(groups: list[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     for run, name in zip(runs, short_names(runs), strict=True):
         if not run.finished:
-            done = f"update {run.updates:.0f} of {run.max_iters:.0f}"
+            done = f"update {_count(run.updates)} of {_count(run.max_iters or 0)}"
             lines.append(f"* {name}: stopped or still going at {done}; its last evaluation stands as the final one.")
         if not run.evaluated:
             what = "only the evaluation before training" if len(run.evals) else "no evaluation"
@@ -51,6 +51,10 @@ def notes(groups: list[Group]) -> list[str]:
         if group.apart:
             lines.append(f"{name}: not in the mean of its setting's seeds, nor in a paired difference: {group.apart}.")
     return lines
+
+
+def _count(number: float) -> str:
+    return exact(number).replace(",", "")
 
 
 def warnings(groups: list[Group]) -> list[str]:
@@ -70,8 +74,8 @@ def warnings(groups: list[Group]) -> list[str]:
     if not all(same_validation_data(runs[0], run) for run in runs):
         lines.append("warning: validation losses are compared only between runs with equal validation data.")
     speed: list[tuple[str, Callable[[Run], str]]] = [
-        ("devices", lambda run: str(run.config.get("device_name", "-"))),
-        ("numbers of processes", lambda run: str(run.config.get("processes", "-"))),
+        ("devices", lambda run: printable(str(run.config.get("device_name", "-")))),
+        ("numbers of processes", lambda run: printable(str(run.config.get("processes", "-")))),
     ]
     if reasons := _differences(runs, run_names, speed):
         lines.append(f"warning: times and tokens/s are not comparable: {'; '.join(reasons)}.")
@@ -82,7 +86,7 @@ def _data_text(run: Run) -> str:
     tokenizer = run.data.get("tokenizer")
     kind = tokenizer if isinstance(tokenizer, str) else json.dumps(tokenizer) if tokenizer else "unnamed"
     train, val = exact(run.number_of_tokens("train")), exact(run.number_of_tokens("val"))
-    return f"{run.dataset or 'unknown'}: {train} + {val} tokens, tokenizer {kind}"
+    return f"{run.dataset or 'unknown'}: {train} + {val} tokens, tokenizer {printable(kind)}"
 
 
 def _differences(runs: list[Run], names: list[str], facts: list[tuple[str, Callable[[Run], str]]]) -> list[str]:
@@ -166,7 +170,9 @@ def _paired_sentence(group: Group, name: str, other: Group, other_name: str) -> 
     """The difference over the seeds that both have, and whether it is more than chance."""
     found = difference(group, other)
     if found is None:
-        if len(set(group.seeds) & set(other.seeds)) < 2 or not same_validation_data(group.first, other.first):
+        if len([seed for seed in group.seeds if seed in other.seeds]) < 2 or not same_validation_data(
+            group.first, other.first
+        ):
             return None
         return f"No paired difference of {name} and {other_name}: a seed diverged, or they share no evaluation."
     result, seeds, tokens = found

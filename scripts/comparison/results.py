@@ -15,7 +15,7 @@ from scripts.comparison.curves import loss_at, tokens_to_loss
 from scripts.comparison.groups import Group, difference
 from scripts.comparison.milestones import MILESTONES, race, reached, seconds
 from scripts.comparison.published import Published
-from scripts.comparison.runs import Run
+from scripts.comparison.runs import Run, printable
 from scripts.comparison.statistics import Spread
 from scripts.comparison.wording import loss_name, names
 
@@ -62,6 +62,8 @@ def as_csv(values: dict[str, Any]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("list", "name", "against", "key", "value"))
+    for name, tokens in values["milestones"].items():
+        writer.writerow(("milestones", name, None, "tokens", tokens))
     for part in ("runs", "groups", "speed_ups", "paired", "paper"):
         for record in values[part]:
             for key, value in _flat(record):
@@ -76,7 +78,7 @@ def _run(run: Run, name: str, milestones: dict[str, int], losses: list[float]) -
     keys = ("optimizer", "seed", "learning_rate", "parameters", "tokens_per_update", "processes", "device_name")
     return {
         "name": name,
-        "folder": str(run.folder.resolve()),
+        "folder": printable(str(run.folder.resolve())),
         **{key: run.config.get(key) for key in keys},
         "dataset": run.dataset,
         "updates": run.updates,

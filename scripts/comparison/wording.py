@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from scripts.comparison.analysis import short_names
 from scripts.comparison.curves import DIVERGED
 from scripts.comparison.groups import Group, setting_values
+from scripts.comparison.runs import printable
 from scripts.comparison.statistics import Spread
 
 
@@ -22,7 +23,7 @@ def amount(number: float | None) -> str:
 
 def exact(number: float | None) -> str:
     """All digits: rounded ones would hide that two runs differ."""
-    return "unknown" if number is None else f"{number:,.0f}"
+    return "unknown" if number is None else f"{number:,.0f}" if number < 1e15 else f"{number:g}"
 
 
 def rate(number: float | None) -> str:
@@ -133,4 +134,4 @@ def _setting_names(groups: list[Group], folders: list[str]) -> list[str]:
 
 
 def _value_text(value: object) -> str:
-    return rate(value) if isinstance(value, float) else str(value)
+    return rate(value) if isinstance(value, float) else printable(str(value))

@@ -1,6 +1,9 @@
 """scripts/compare.py: what is said of single runs, and the command."""
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from scripts import compare
 from scripts.comparison import figure, report, table, wording
 from scripts.comparison.groups import make_groups
 from scripts.comparison.runs import Run, RunError, read_run
+from tests.conftest import ROOT
 from tests.scripts.written_runs import write_run
 
 
@@ -239,6 +243,66 @@ def test_figures_that_cannot_be_written(pair: list[Run], tmp_path: Path, capsys:
     for out in (tmp_path / "x.jpg", pair[0].folder / "config.json" / "x.png"):
         assert compare.main([str(pair[0].folder), "--out", str(out)]) == 2
         assert f"{out} " in capsys.readouterr().err
+
+
+def test_what_the_tool_itself_left_beside_the_runs_is_no_run(
+    pair: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare.main([*(str(run.folder) for run in pair), "--json"]) == 0
+    capsys.readouterr()
+    everything = sorted(map(str, tmp_path.iterdir()))
+    assert len(everything) == 4
+    assert compare.main(everything) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == f"loss curves: {tmp_path / 'comparison.png'}"
+    assert err == f"warning: no runs, so not read: {tmp_path / 'comparison.json'}, {tmp_path / 'comparison.png'}\n"
+    assert compare.main([str(tmp_path / "comparison.png")]) == 2
+    assert "comparison.png is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_one_line(pair: list[Run]) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "compare.py"), str(pair[0].folder), "--json", "-"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(pair: list[Run], tmp_path: Path) -> None:
+    """One that goes away while the figure is drawn, so that the last line finds nobody."""
+    code = (
+        "import os, sys; from scripts import compare; from scripts.comparison import figure;"
+        "figure.draw = lambda *args: os.close(reader); figure.save = lambda *args: None;"
+        "reader, writer = os.pipe(); os.dup2(writer, 1); os.close(writer);"
+        "sys.exit(compare.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(pair[0].folder)], stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_with_odd_characters_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [tmp_path / os.fsdecode(name) for name in (b"bad\xff", b"line\nbreak", b"\x1b[31mred", "語".encode())]
+    for i, folder in enumerate(folders):
+        write_run(folder, [(0, 5.0), (10, 2.0)], learning_rate=0.001 * (i + 1), dataset="data/t\x1b")
+    outs = [f"--out={tmp_path / 'o' / ('c' + ending)}" for ending in (".png", ".svg")]
+    page, csv_file = tmp_path / "o" / "p.html", tmp_path / "o" / "c.csv"
+    arguments = [*outs, "--html", str(page), "--csv", str(csv_file), "--title", "語 \udcfe"]
+    assert compare.main([*map(str, folders), *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for name in (r"bad\xff", r"line\nbreak", r"\x1b[31mred", "語"):
+        assert sum(line.startswith(name) for line in out.splitlines()) >= 1
+        assert name in csv_file.read_text(encoding="utf-8")
+        assert name in page.read_text(encoding="utf-8")
+    assert "\x1b" not in out
+    svg = (tmp_path / "o" / "c.svg").read_text(encoding="utf-8")
+    assert r"(\u8a9e)" in svg
+    assert compare.main([str(tmp_path / os.fsdecode(b"no\xff\x1b"))]) == 2
+    assert r"no\xff\x1b is missing" in capsys.readouterr().err
 
 
 def test_errors_are_of_one_kind() -> None:

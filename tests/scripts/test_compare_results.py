@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scripts import compare
+from scripts.comparison.results import as_csv
 from tests.conftest import ROOT
 from tests.scripts.written_runs import write_run
 
@@ -76,6 +77,7 @@ def test_milestones_and_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     run = write_run(tmp_path / "a", evals, train_rows=0, tokens_per_update=491_520, data=data)
     values = results([str(run), "--paper", "small"], capsys)
     assert values["milestones"] == {"5B": 4_915_200_000}
+    assert "milestones,5B,,tokens,4915200000" in as_csv(values).splitlines()
     assert values["runs"][0]["loss_at"] == {"5B": 3.2}
     assert values["groups"][0]["loss_at"] == {"5B": {"mean": 3.2, "sd": None, "n": 1}}
     assert values["paper"][0]["difference"]["5B"] == pytest.approx(0.007)
