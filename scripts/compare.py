@@ -2,8 +2,8 @@
 """Lays runs side by side: a table, what it means in sentences, and the loss curves as a figure or a page.
 
     python scripts/compare.py runs/gpt2-small-adamw runs/gpt2-small-mars
-    python scripts/compare.py runs/*-seed* --loss 2.9 --html page.html --json results.json
-    python scripts/compare.py runs/gpt2-small-* --paper gpt2-small --out figure.svg
+    python scripts/compare.py runs/*-seed*/ --loss 2.9 --html page.html --json results.json
+    python scripts/compare.py runs/gpt2-small-*/ --paper gpt2-small --out figure.svg
 
 Everything comes from the `config.json` and `metrics.jsonl` in a run's folder, so runs that are still going can be
 compared too. Runs that differ only in their seed are shown as one, with mean and spread. With more than three settings

@@ -61,8 +61,11 @@ def warnings(groups: list[Group]) -> list[str]:
     """One line where the runs differ in more than the optimizer, one where their times cannot be compared."""
     runs = [run for group in groups for run in group.runs]
     run_names = short_names(runs)
+    # The same data may lie in folders of several names.
+    same: dict[object, str | None] = {}
+    folders = {id(run): same.setdefault(str(run.data.get("fingerprint") or run.dataset), run.dataset) for run in runs}
     training: list[tuple[str, Callable[[Run], str]]] = [
-        ("data sets", _data_text),
+        ("data sets", lambda run: _data_text(run, folders[id(run)])),
         ("tokens an update", lambda run: exact(run.number("tokens_per_update"))),
         ("context lengths", lambda run: exact(run.number("block_size"))),
         ("parameter counts", lambda run: exact(run.number("parameters"))),
@@ -82,11 +85,11 @@ def warnings(groups: list[Group]) -> list[str]:
     return lines
 
 
-def _data_text(run: Run) -> str:
+def _data_text(run: Run, dataset: str | None) -> str:
     tokenizer = run.data.get("tokenizer")
     kind = tokenizer if isinstance(tokenizer, str) else json.dumps(tokenizer) if tokenizer else "unnamed"
     train, val = exact(run.number_of_tokens("train")), exact(run.number_of_tokens("val"))
-    return f"{run.dataset or 'unknown'}: {train} + {val} tokens, tokenizer {printable(kind)}"
+    return f"{dataset or 'unknown'}: {train} + {val} tokens, tokenizer {printable(kind)}"
 
 
 def _differences(runs: list[Run], names: list[str], facts: list[tuple[str, Callable[[Run], str]]]) -> list[str]:
