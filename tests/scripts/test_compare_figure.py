@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts import compare
-from scripts.comparison import figure
+from scripts.comparison import figure, page
 from scripts.comparison.groups import make_groups
 from scripts.comparison.runs import Run, read_run
 from scripts.comparison.style import style
@@ -144,6 +144,8 @@ def test_the_legend_of_many_runs_leaves_the_panels_their_size(tmp_path: Path, nu
     assert box.y1 <= below
     heights = [each.axes[0].get_window_extent().height for each in (drawn, few)]
     assert heights[0] > 0.8 * heights[1]
+    html = page.page(make_groups(runs), None, [], None)
+    assert f"height: {page.HEIGHT + page.ENTRY_HEIGHT * (number - figure.FEW)}px" in html
 
 
 def test_every_kind_of_file(seeds: list[Run], tmp_path: Path) -> None:
