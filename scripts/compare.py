@@ -2,8 +2,8 @@
 """Lays runs side by side: a table, what it means in sentences, and the loss curves as a figure or a page.
 
     python scripts/compare.py runs/gpt2-small-adamw runs/gpt2-small-mars
-    python scripts/compare.py runs/*-seed* --loss 2.9 --html page.html --json results.json
-    python scripts/compare.py runs/gpt2-small-* --paper gpt2-small --out figure.svg
+    python scripts/compare.py runs/*-seed*/ --loss 2.9 --html page.html --json results.json
+    python scripts/compare.py runs/gpt2-small-*/ --paper gpt2-small --out figure.svg
 
 Everything comes from the `config.json` and `metrics.jsonl` in a run's folder, so runs that are still going can be
 compared too. Runs that differ only in their seed are shown as one, with mean and spread. With more than three settings
@@ -23,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.comparison import published, report, results, table
 from scripts.comparison.groups import Group, make_groups
 from scripts.comparison.published import Published
-from scripts.comparison.runs import Run, RunError, read_runs
-from training.console import fail
+from scripts.comparison.runs import Run, RunError, printable, read_runs
+from training.console import fail, flush, prepare, warn
 
 FIGURES = (".png", ".svg", ".pdf")
+LEFT = (*FIGURES, ".json", ".csv", ".html")
 STDOUT = Path("-")
 
 
@@ -81,6 +82,8 @@ def loss(text: str) -> float:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuses what would be found out only after minutes of reading, and settles where files go."""
+    args.runs = without_files(args.runs)
+    args.title = args.title and "\n".join(map(printable, args.title.split("\n")))
     folder = default_folder(args.runs)
     args.only_data = STDOUT in (args.json, args.csv)
     args.out = args.out or ([] if args.only_data else [folder / "comparison.png"])
@@ -124,28 +127,42 @@ def main(argv: list[str] | None = None) -> int:
         if args.html:
             write_page(groups, args, paper)
             written.append(("page", args.html))
+        if not args.only_data:
+            print("\n" + "\n".join(f"{what}: {printable(str(path))}" for what, path in written))
+        sys.stdout.flush()
     except RunError as error:
-        fail(str(error))
+        fail(printable(str(error)))
         return 2
-    except BrokenPipeError:  # the reader, `head` for one, has seen enough; Python would complain once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader, `head` for one, has seen enough
+        flush()
         return 1
-    if not args.only_data:
-        print("\n" + "\n".join(f"{what}: {path}" for what, path in written))
+    except OSError as problem:  # of files all are RunErrors
+        flush()
+        fail(f"standard output cannot be written: {problem.strerror or problem}")
+        return 2
     return 0
+
+
+def without_files(runs: list[Path]) -> list[Path]:
+    """Without the files that a comparison leaves beside the runs, which `runs/*` names too."""
+    files = [path for path in runs if path.suffix.lower() in LEFT and path.is_file()]
+    if not files or len(files) == len(runs):
+        return runs
+    warn(f"no runs, so not read: {', '.join(printable(str(path)) for path in files)}")
+    return [path for path in runs if path not in files]
 
 
 def read(folders: list[Path]) -> list[Run]:
     """Each folder once, in the order given."""
     distinct = {folder.resolve(): folder for folder in reversed(folders)}
     if len(distinct) < len(folders):
-        print("warning: a run that was given twice is shown once", file=sys.stderr)
+        warn("a run that was given twice is shown once")
     runs = read_runs(list(reversed(distinct.values())))
     for run in runs:
         if run.damaged_lines:
             path = run.folder.resolve() / "metrics.jsonl"
             count = f"{run.damaged_lines} damaged line{'s' if run.damaged_lines > 1 else ''}"
-            print(f"warning: {path}: skipped {count} (cut short, or still being written)", file=sys.stderr)
+            warn(f"{printable(str(path))}: skipped {count} (cut short, or still being written)")
     return runs
 
 
@@ -197,4 +214,5 @@ def write(path: Path, content: str) -> None:
 
 
 if __name__ == "__main__":
+    prepare()
     sys.exit(main())

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from scripts.comparison.curves import Curve, Floats
-from scripts.comparison.runs import Run
+from scripts.comparison.runs import Run, printable
 
 # The first rows are slower than the rest: compilation, warm caches, a cold disk.
 WARMUP_ROWS = 5
@@ -26,7 +26,10 @@ def bits_per_byte(loss: float | None, val_tokens: object, val_bytes: object) -> 
     """Nats per token as bits per byte of text, which no longer depends on the tokenizer. None where unknown."""
     if loss is None or not isinstance(val_tokens, int) or not isinstance(val_bytes, int) or val_bytes <= 0:
         return None
-    return loss / math.log(2) * val_tokens / val_bytes
+    try:
+        return loss / math.log(2) * (val_tokens / val_bytes)
+    except OverflowError:
+        return None
 
 
 def throughput(tokens_per_sec: Floats) -> float | None:
@@ -38,7 +41,7 @@ def throughput(tokens_per_sec: Floats) -> float | None:
 
 def short_names(runs: list[Run]) -> list[str]:
     """The end of each folder's path, as short as tells the runs apart."""
-    parts = [run.folder.resolve().parts for run in runs]
+    parts = [tuple(map(printable, run.folder.resolve().parts)) for run in runs]
     longest = max(len(p) for p in parts)
     names: list[str] = []
     for depth in range(1, longest + 1):
@@ -49,8 +52,16 @@ def short_names(runs: list[Run]) -> list[str]:
 
 
 def same_validation_data(a: Run, b: Run) -> bool:
-    """Whether losses of the two can be set against each other at all."""
-    return _validation_key(a) == _validation_key(b)
+    """Whether losses of the two can be set against each other at all: equally many tokens of one tokenizer, and one
+    name or, since the same data may lie in another folder, one fingerprint. Without numbers of tokens the name
+    has to do.
+    """
+    same_name = a.dataset == b.dataset
+    if a.data.get("val_tokens") is None or b.data.get("val_tokens") is None:
+        return a.data.get("val_tokens") == b.data.get("val_tokens") and same_name
+    if any(a.data.get(key) != b.data.get(key) for key in ("val_tokens", "tokenizer")):
+        return False
+    return same_name or (a.data.get("fingerprint") == b.data.get("fingerprint") is not None)
 
 
 def same_speed_conditions(a: Run, b: Run) -> bool:
@@ -58,12 +69,7 @@ def same_speed_conditions(a: Run, b: Run) -> bool:
     return all(a.config.get(key) == b.config.get(key) for key in ("device_name", "processes"))
 
 
-def _validation_key(run: Run) -> str:
-    if run.data.get("val_tokens") is None:
-        return str(run.dataset)
-    return json.dumps([run.data["val_tokens"], run.data.get("tokenizer")], sort_keys=True)
-
-
 def data_key(run: Run) -> str:
     """What tells whether two runs learn from the same tokens and are evaluated on the same."""
-    return json.dumps([_validation_key(run), run.data.get("train_tokens"), run.data.get("fingerprint")])
+    known = [run.data.get(key) for key in ("val_tokens", "tokenizer", "train_tokens")]
+    return json.dumps([*known, run.data.get("fingerprint") or run.dataset], sort_keys=True, default=str)

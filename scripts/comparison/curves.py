@@ -15,6 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 SMOOTHED_PART = 0.02  # of a curve's rows
 FEWEST_SMOOTHED = 5
+DIVERGED = 1e4  # nats per token, which no model that learns has
 
 
 @dataclass(frozen=True)

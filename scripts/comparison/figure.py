@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from scripts.comparison.curves import FEWEST_SMOOTHED, SMOOTHED_PART, Curve, Floats, smoothed, thinned
+from scripts.comparison.curves import DIVERGED, FEWEST_SMOOTHED, SMOOTHED_PART, Curve, Floats, smoothed, thinned
 from scripts.comparison.groups import Group
 from scripts.comparison.published import Published
 from scripts.comparison.style import (
@@ -27,13 +28,15 @@ from scripts.comparison.style import (
     Style,
     style,
 )
-from scripts.comparison.wording import amount, exact, names, tokens_unit
+from scripts.comparison.wording import amount, exact, names, shortened, tokens_unit
 
 UNIGRAM_STYLE: dict[str, Any] = {"color": UNIGRAM_GREY, "linestyle": (0, (1, 2)), "linewidth": 1.6}
 MARKERS_A_LINE = 12
 MOST_WITH_ROWS = 4  # groups: the single rows of more of them would cover each other
 MOST_POINTS = 1500  # of a drawn line: more would not be seen, and make an SVG of many megabytes
-SUFFIXES = (".png", ".svg", ".pdf")
+HEIGHT, ROW_HEIGHT = 9.0, 0.21  # inches: of a figure, and of a row of the legend
+FEW = 6  # entries whose names are written out, and rows for which the height will do
+ROOM, NARROW_ROOM = 140, 40  # characters of a name in the legend: of one column, and of three
 
 SMOOTHING_TEXT = f"the running mean over {SMOOTHED_PART:.0%} of a run's rows (at least {FEWEST_SMOOTHED})"
 SINGLE_TEXT = f"training loss: faint lines are single rows, strong lines {SMOOTHING_TEXT}"
@@ -53,8 +56,8 @@ def draw(groups: list[Group], title: str | None = None, paper: Published | None 
     known = [curve.curve.at(curve.curve.tokens <= longest) for curve in paper.curves] if paper else []
     limits = loss_limits([*(run.evals for run in runs), *known], means, unigrams)
     seconds, time_unit = time_scale(max(run.time for run in runs))
-    figure = Figure(figsize=(12, 9), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
-    figure.suptitle(title or default_title(groups), fontsize=14, parse_math=False)
+    figure = Figure(figsize=(12, HEIGHT), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1))
+    figure.suptitle(_drawable(title or default_title(groups)), fontsize=14, parse_math=False)
     (val_tokens, val_time), (train_tokens, train_time) = figure.subplots(2, 2, sharey=True, sharex="col")
 
     rows = shows_rows(groups)
@@ -64,6 +67,9 @@ def draw(groups: list[Group], title: str | None = None, paper: Published | None 
         # Without a band: each seed takes a time of its own.
         _draw_group(val_time, train_time, lambda curve: curve.time / seconds, group, mean, look, rows, banded=False)
 
+    if limits:
+        val_tokens.set_ylim(*limits)
+    published = _draw_published(val_tokens, paper, groups, longest, limits) if paper else []
     for panel, what, x_label in (
         (val_tokens, "validation", "tokens trained"),
         (val_time, "validation", f"training time ({time_unit})"),
@@ -76,9 +82,6 @@ def draw(groups: list[Group], title: str | None = None, paper: Published | None 
         panel.grid(True, color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
         _unigram_lines(panel, unigrams, limits)
-    if limits:
-        val_tokens.set_ylim(*limits)
-    published = _draw_published(val_tokens, paper, groups, longest) if paper else []
     val_tokens.xaxis.set_major_formatter(FuncFormatter(token_ticks(longest)))
     _legend(figure, groups, means, unigrams, limits, published)
     return figure
@@ -129,7 +132,8 @@ def loss_limits(evals: list[Curve], means: list[Curve], unigrams: list[float]) -
     From the lowest loss up to what the runs had reached after the first tenth of the tokens; up to the unigram line
     where that doesn't make the range much larger, and not beyond it: a run above it has learnt next to nothing.
     """
-    finite = [curve.finite() for curve in evals + means if len(curve.finite())]
+    known = [curve.at(np.abs(curve.loss) < DIVERGED) for curve in evals + means]
+    finite = [curve for curve in known if len(curve)]
     if not finite:
         return None
     start = EARLY_PART * max(float(curve.tokens.max()) for curve in finite)
@@ -201,8 +205,12 @@ def _faint_line(panel: Axes, x: Callable[[Curve], Floats], curve: Curve, look: S
     panel.plot(x(curve), curve.loss, color=look.colour, alpha=alpha, linewidth=0.7, zorder=1)
 
 
-def _draw_published(panel: Axes, paper: Published, groups: list[Group], longest: float) -> list[Line2D]:
-    """Curves, and what is known as points only, up to where the runs are; returns what the legend shows of them."""
+def _draw_published(
+    panel: Axes, paper: Published, groups: list[Group], longest: float, limits: tuple[float, float] | None
+) -> list[Line2D]:
+    """Curves, and what is known as points only, up to where the runs are; returns what the legend shows of them: those
+    that have something there.
+    """
     if longest > 0:
         panel.set_xlim(-0.02 * longest, 1.02 * longest)
     lines = []
@@ -212,7 +220,13 @@ def _draw_published(panel: Axes, paper: Published, groups: list[Group], longest:
     for marker, (label, points) in zip(PUBLISHED_MARKERS, paper.points(groups).items(), strict=False):
         look = {"color": UNIGRAM_GREY, "linestyle": "", "marker": marker, "markersize": 9, "markerfacecolor": "none"}
         lines += panel.plot(points.tokens, points.loss, label=label, zorder=4, **look)
-    return lines
+    shown = []
+    for line in lines:
+        tokens, losses = np.asarray(line.get_data())
+        if np.any(tokens <= longest):
+            line.set_label(str(line.get_label()) + _beyond(losses[tokens <= longest], limits))
+            shown.append(line)
+    return shown
 
 
 def _unigram_lines(panel: Axes, unigrams: list[float], limits: tuple[float, float] | None) -> None:
@@ -234,7 +248,13 @@ def _unigram_lines(panel: Axes, unigrams: list[float], limits: tuple[float, floa
 
 def _plain(text: str) -> str:
     """A dollar sign in a folder's name does not begin a formula."""
-    return text.replace("$", r"\$")
+    return _drawable(text).replace("$", r"\$")
+
+
+def _drawable(text: str) -> str:
+    """Characters that the font lacks are escaped; matplotlib would draw a box, and warn."""
+    font = get_font(findfont(FontProperties()))
+    return "".join(c if c == "\n" or font.get_char_index(ord(c)) else ascii(c)[1:-1] for c in text)
 
 
 def _legend(
@@ -245,23 +265,26 @@ def _legend(
     limits: tuple[float, float] | None,
     published: list[Line2D],
 ) -> None:
-    """One legend under all panels, where it covers no curve."""
+    """One legend under all panels, where it covers no curve; a figure with many entries gets the height for them."""
     handles = []
     for number, (label, group, mean) in enumerate(zip(names(groups).legend, groups, means, strict=True)):
         look = style(number)
         losses = np.concatenate([group.evals.finite().loss, mean.finite().loss])
         text = label + _beyond(losses, limits)
         handles.append(
-            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, label=_plain(text))
+            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, label=text)
         )
     for loss in unigrams:
         text = f"unigram model, {loss:.2f}" + _beyond(np.array([loss]), limits)
-        handles.append(Line2D([], [], label=_plain(text), **UNIGRAM_STYLE))
+        handles.append(Line2D([], [], label=text, **UNIGRAM_STYLE))
     handles += published
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    columns = max(1, min(len(handles), 4, 150 // (longest + 8)))
+    labels = shortened([str(handle.get_label()) for handle in handles], ROOM if len(handles) <= FEW else NARROW_ROOM)
+    columns = max(1, min(len(handles), 4, 150 // (max(map(len, labels)) + 8)))
+    rows = -(-len(handles) // columns)
+    figure.set_figheight(HEIGHT + ROW_HEIGHT * max(0, rows - FEW))
     figure.legend(
         handles=handles,
+        labels=[_plain(label) for label in labels],
         loc="outside lower center",
         ncols=columns,
         fontsize=10,
@@ -272,7 +295,9 @@ def _legend(
 
 
 def _beyond(losses: Floats, limits: tuple[float, float] | None) -> str:
-    return " (above the axis)" if limits and len(losses) and losses.min() > limits[1] else ""
+    if not limits or not len(losses):
+        return ""
+    return " (above the axis)" if losses.min() > limits[1] else " (below the axis)" if losses.max() < limits[0] else ""
 
 
 def _distinct(values: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ Several seeds of one setting give a mean and a spread, and two settings with the
 repository a seed fixes the initial weights and the batches of every update, whatever the optimizer.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from configs import TrainConfig
 from scripts.comparison import analysis
-from scripts.comparison.curves import Curve, Floats, loss_at, mean_curve
+from scripts.comparison.curves import DIVERGED, Curve, Floats, loss_at, mean_curve
 from scripts.comparison.runs import Run
 from scripts.comparison.statistics import Difference, Spread, paired_difference, spread
 
@@ -37,11 +37,18 @@ SETTING_KEYS = (*DEFAULTS, "parameters", "tokens_per_update")
 SAME_AS = {"lr_decay_iters": "max_iters", "weight_decay_embedding": "weight_decay", "lr_1d": "learning_rate"}
 
 
+FURTHER_PART = 0.5  # of the furthest seed's tokens: a seed that has fewer is not averaged with it
+
+
 @dataclass(frozen=True)
 class Group:
-    """One or several runs of one setting, each with another seed. A curve or a number of it is the mean of theirs."""
+    """One or several runs of one setting, each with another seed. A curve or a number of it is the mean of theirs.
+
+    `apart` says why a run is not in the mean of its setting's other seeds; None where it has no others, or is in it.
+    """
 
     runs: tuple[Run, ...]
+    apart: str | None = None
 
     @property
     def first(self) -> Run:
@@ -97,8 +104,9 @@ class Group:
 
     @property
     def best(self) -> Spread | None:
-        """Of each run's lowest evaluation."""
-        return spread([analysis.best_loss(run.evals) for run in self.runs])
+        """Of each run's lowest among the evaluations that all have: others would be of other stretches of training."""
+        losses = [row[np.isfinite(row)] for row in self._evals[1]]
+        return spread([float(row.min()) if len(row) else None for row in losses])
 
     def loss_at(self, tokens: float) -> Spread | None:
         return spread([loss_at(run.evals, tokens) for run in self.runs])
@@ -113,30 +121,52 @@ class Group:
 def make_groups(runs: list[Run]) -> list[Group]:
     """The runs by setting, in order of their first ones.
 
-    A second run of one seed tells nothing of the spread between seeds, so it stays a group of its own.
+    Alone stays what would spoil the mean of its setting's seeds: a second run of one seed, which tells nothing of the
+    spread between seeds, and a run that ended early or has not come as far, which has only the beginning.
     """
     members: dict[Hashable, list[Run]] = {}
-    for number, run in enumerate(runs):
-        together = members.setdefault(setting(run), [])
-        if any(other.config.get("seed") == run.config.get("seed") for other in together):
-            members[number] = [run]
-        else:
-            together.append(run)
-    return [Group(tuple(together)) for together in members.values()]
+    for run in runs:
+        members.setdefault(setting(run), []).append(run)
+    groups = []
+    for together in members.values():
+        apart = {id(run): reason for run in together if (reason := _behind(run, together))}
+        for place, run in enumerate(together):
+            earlier = [other.config.get("seed") for other in together[:place] if id(other) not in apart]
+            if id(run) not in apart and run.config.get("seed") in earlier:
+                apart[id(run)] = f"seed {run.config.get('seed')} is in it already"
+        if mean := tuple(run for run in together if id(run) not in apart):
+            groups.append(Group(mean))
+        groups += [Group((run,), apart[id(run)]) for run in together if id(run) in apart]
+    places = {id(run): place for place, run in enumerate(runs)}
+    return sorted(groups, key=lambda group: places[id(group.first)])
+
+
+def _behind(run: Run, together: list[Run]) -> str | None:
+    """Why a run's evaluations are too few to be averaged with those of its setting's other seeds."""
+    furthest = max(together, key=_evaluated_tokens)
+    if any(other.finished for other in together) and not run.finished:
+        return f"it has {run.updates:,.15g} of {run.max_iters:,.15g} updates"
+    if _evaluated_tokens(run) < FURTHER_PART * _evaluated_tokens(furthest):
+        return "its evaluations do not go as far"
+    return None
+
+
+def _evaluated_tokens(run: Run) -> float:
+    return float(run.evals.tokens[-1]) if len(run.evals) else 0.0
 
 
 def setting(run: Run) -> tuple[str, ...]:
     """What distinguishes settings: the keys that count, and the data."""
-    return (*(str(value) for value in setting_values(run).values()), analysis.data_key(run))
+    return (*(str(value) for value in setting_values(run.config).values()), analysis.data_key(run))
 
 
-def setting_values(run: Run) -> dict[str, Any]:
-    """The keys that count. What an older config lacks had the default's meaning."""
-    values = {key: run.config.get(key, DEFAULTS.get(key)) for key in SETTING_KEYS}
+def setting_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config that count. What an older one lacks had the default's meaning."""
+    values = {key: config.get(key, DEFAULTS.get(key)) for key in SETTING_KEYS}
     for key, other in SAME_AS.items():
         values[key] = values[other] if values[key] is None else values[key]
     betas = values["betas_1d"] or (values["beta1"], values["beta2"])
-    return values | {"betas_1d": list(betas)}
+    return values | {"betas_1d": list(betas) if isinstance(betas, tuple | list) else betas}
 
 
 def difference(a: Group, b: Group) -> tuple[Difference, list[Any], float] | None:
@@ -152,5 +182,7 @@ def difference(a: Group, b: Group) -> tuple[Difference, list[Any], float] | None
     if not tokens or tokens[-1] <= 0:
         return None
     losses = [[float(run.evals.loss[run.evals.tokens == tokens[-1]][0]) for run in pair] for pair in pairs]
+    if np.max(losses) >= DIVERGED:
+        return None
     result = paired_difference([a for a, _ in losses], [b for _, b in losses])
     return (result, seeds, tokens[-1]) if result else None

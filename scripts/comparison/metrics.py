@@ -20,6 +20,9 @@ KINDS = ("train/loss", "val/loss")
 COLUMNS = ("iter", "tokens", "time", *KINDS, "tokens_per_sec")
 # Below this pyarrow's import takes longer than the reading: bytes, about 5000 rows.
 SMALL = 1 << 20
+# Numbers beyond these were not written by a run, and their squares would not be numbers: updates, tokens and seconds;
+# losses and tokens a second.
+FURTHEST, HIGHEST = 1e30, 1e40
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def by_line(content: bytes) -> Metrics:
                 train.append((*_position(row), _value(row.get("tokens_per_sec")), _value(row["train/loss"])))
             if "val/loss" in row:
                 evals.append((*_position(row), math.nan, _value(row["val/loss"])))
-        except (ValueError, TypeError, KeyError, OverflowError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             damaged += 1
     train_curve, speed = _columns(train)
     return Metrics(train_curve, _columns(evals)[0], speed, damaged)
@@ -81,22 +84,26 @@ def by_arrow(content: bytes) -> Metrics | None:
         updates, tokens, time, loss = (rows.column(name).to_numpy() for name in needed)
         curves.append(Curve(updates, tokens, time, loss))
         speeds.append(rows.column("tokens_per_sec").to_numpy())
-    if not all(np.isfinite(getattr(curve, name)).all() for curve in curves for name in ("updates", "tokens", "time")):
+    places = [getattr(curve, name) for curve in curves for name in ("updates", "tokens", "time")]
+    if not all((np.abs(values) <= FURTHEST).all() for values in places):
         return None
-    if not all(np.isfinite(curve.loss).all() for curve in curves) or np.isinf(speeds[0]).any():
+    if not all((np.abs(curve.loss) <= HIGHEST).all() for curve in curves) or (np.abs(speeds[0]) > HIGHEST).any():
         return None
     return Metrics(curves[0], curves[1], speeds[0])
 
 
 def _position(row: dict[str, Any]) -> tuple[float, float, float]:
     place = float(row["iter"]), float(row["tokens"]), float(row["time"])
-    if not all(map(math.isfinite, place)):
+    if not all(abs(value) <= FURTHEST for value in place):
         raise ValueError("a row without a place")
     return place
 
 
 def _value(value: Any) -> float:
-    return math.nan if value is None else float(value)
+    number = math.nan if value is None else float(value)
+    if HIGHEST < abs(number) < math.inf:
+        raise ValueError("beyond float32, in which training computes")
+    return number
 
 
 def _columns(rows: list[tuple[float, ...]]) -> tuple[Curve, Floats]:

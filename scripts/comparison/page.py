@@ -17,7 +17,16 @@ from plotly.subplots import make_subplots
 from scripts.comparison import published, report, table
 from scripts.comparison.analysis import short_names
 from scripts.comparison.curves import Curve, smoothed, thinned
-from scripts.comparison.figure import default_title, explanation, loss_limits, shows_rows, time_scale, unigram_losses
+from scripts.comparison.figure import (
+    FEW,
+    NARROW_ROOM,
+    default_title,
+    explanation,
+    loss_limits,
+    shows_rows,
+    time_scale,
+    unigram_losses,
+)
 from scripts.comparison.groups import Group
 from scripts.comparison.published import Published
 from scripts.comparison.style import (
@@ -28,7 +37,7 @@ from scripts.comparison.style import (
     Style,
     style,
 )
-from scripts.comparison.wording import names
+from scripts.comparison.wording import names, shortened
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MOST_POINTS = 2000  # of a drawn line
@@ -41,6 +50,7 @@ HOVER = (
     "%{customdata[2]:,.1f} s<br>loss %{y:.4f}<extra></extra>"
 )
 VALIDATION, TRAINING = 1, 2  # rows of panels
+HEIGHT, ENTRY_HEIGHT = 860, 12  # pixels: of the curves, and of an entry of the legend beyond the first FEW
 
 
 def page(groups: list[Group], title: str | None, losses: list[float], paper: Published | None) -> str:
@@ -62,6 +72,7 @@ def page(groups: list[Group], title: str | None, losses: list[float], paper: Pub
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=html.escape(title or default_title(groups)),
         explanation="<br>".join(html.escape(line[0].upper() + line[1:]) for line in explained.split("\n")),
+        height=HEIGHT + ENTRY_HEIGHT * max(0, len(groups) - FEW),  # the legend stands under the panels
         sections="\n".join(_sections(groups, losses, paper)),
         plotly=get_plotlyjs(),
         figure=_script(draw(groups, paper).to_plotly_json()),
@@ -79,6 +90,7 @@ def draw(groups: list[Group], paper: Published | None) -> go.Figure:
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07)
     means = [smoothed(group.train) for group in groups]
     labels = names(groups).legend
+    labels = shortened(labels, NARROW_ROOM) if len(labels) > FEW else labels
     folders = iter(short_names([run for group in groups for run in group.runs]))
     longest = max(run.tokens for group in groups for run in group.runs)
     known = [curve.curve.at(curve.curve.tokens <= longest) for curve in paper.curves] if paper else []

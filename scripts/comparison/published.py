@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from scripts.comparison import recipe
 from scripts.comparison.analysis import short_names
 from scripts.comparison.curves import Curve, loss_at
 from scripts.comparison.groups import Group
 from scripts.comparison.milestones import MILESTONES
 from scripts.comparison.runs import Run
-from scripts.comparison.wording import exact, names, rate
+from scripts.comparison.wording import names
 
 FOLDER = Path(__file__).parent / "paper"
 COLUMNS = (*MILESTONES, "best")
+MOST_DEPARTURES = 12  # of a run from its recipe that a warning names
 OPTIMIZERS = {
     **{"adamw": "AdamW", "muon": "Muon", "lion": "Lion", "mars-lion": "MARS-Lion"},
     **{"mars-adamw": "MARS-AdamW", "mars-adamw-exact": "MARS-AdamW, exact"},
@@ -44,8 +46,6 @@ class Published:
     val_tokens: int | None
     parameters: int
     tokens_per_update: int
-    max_iters: int
-    learning_rate: dict[str, float]
     losses: dict[str, dict[str, float]]
     read_off: bool  # the losses are of the curves, not of a table
     curves: list[PublishedCurve]
@@ -84,8 +84,7 @@ def load(name: str) -> Published:
     ]
     losses = size["losses"] or {curve.optimizer: _losses(curve.curve) for curve in curves}
     return Published(
-        *(sizes()[name], size["data"], size["val_tokens"], size["parameters"]),
-        *(values["tokens_per_update"], values["max_iters"], size["learning_rate"]),
+        *(sizes()[name], size["data"], size["val_tokens"], size["parameters"], values["tokens_per_update"]),
         losses={optimizer: _with_best(known) for optimizer, known in losses.items()},
         read_off=not size["losses"],
         curves=curves,
@@ -121,13 +120,16 @@ def published_name(run: Run) -> str:
 
 @dataclass(frozen=True)
 class Against:
-    """A group against the published values of its optimizer, by column; only what both have has a difference."""
+    """A group against the published values of its optimizer, by column; only what both have has a difference, and
+    nothing where the data are others.
+    """
 
     name: str
     optimizer: str
     published: dict[str, float]
     ours: dict[str, float]
     difference: dict[str, float]
+    other_data: str | None = None  # how the group's data differ from the published ones
 
 
 def against(groups: list[Group], paper: Published) -> list[Against]:
@@ -143,7 +145,8 @@ def against(groups: list[Group], paper: Published) -> list[Against]:
             found["best"] = group.best
         ours = {column: value.mean for column, value in found.items() if value and math.isfinite(value.mean)}
         both = {column: ours[column] - theirs[column] for column in COLUMNS if column in ours and column in theirs}
-        rows.append(Against(name, optimizer, theirs, ours, both))
+        other_data = recipe.other_data(group.first, paper.name, paper.val_tokens)
+        rows.append(Against(name, optimizer, theirs, ours, {} if other_data else both, other_data))
     return rows
 
 
@@ -163,15 +166,17 @@ def lines(groups: list[Group], paper: Published) -> list[str]:
             text.append(f"{row.name if what == 'published' else '':<{width}}  {what:<10}{cells}")
     if not rows:
         text[-1] = f"none of these optimizers has a published value; known are {', '.join(paper.losses)}"
-    return [*text, "", *_notes(paper), *_departures(groups, paper)]
+    foreign = [f"warning: no difference for {row.name}: {row.other_data}." for row in rows if row.other_data]
+    return [*text, "", *foreign, *_notes(paper), *_departures(groups, paper)]
 
 
 def _notes(paper: Published) -> list[str]:
     if paper.read_off:
         return ["Published values are read off plots, to about 0.003, and of single evaluations on 200 random batches."]
     notes = [
-        "warning: the published 50B is the lowest of about 100 evaluations on 200 random batches each (standard"
-        " deviation .006 to .008), below what the whole validation file gives at the end: expect a little more here."
+        "warning: the published 50B is the lowest of about 100 evaluations on 200 random batches each"
+        " (standard deviation about .006 to .010), below what the whole validation file gives at the end:"
+        " expect a little more here."
     ]
     if any(curve.older_recipe for curve in paper.curves):
         notes.append(
@@ -187,16 +192,8 @@ def _departures(groups: list[Group], paper: Published) -> list[str]:
     found: dict[str, list[str]] = {}
     runs = [run for group in groups for run in group.runs]
     for run, name in zip(runs, short_names(runs), strict=True):
-        facts = [
-            ("parameters", run.number("parameters"), paper.parameters, exact),
-            ("tokens an update", run.number("tokens_per_update"), paper.tokens_per_update, exact),
-            ("planned updates", run.max_iters, paper.max_iters, exact),
-            ("learning rate", run.number("learning_rate"), paper.learning_rate.get(published_name(run)), rate),
-            ("validation tokens", run.number_of_tokens("val"), paper.val_tokens, exact),
-        ]
-        differing = [
-            f"{what} {form(ours)} ({form(theirs)})" for what, ours, theirs, form in facts if theirs and ours != theirs
-        ]
-        if differing:
-            found.setdefault(", ".join(differing), []).append(name)
+        if differing := recipe.departures(run, paper.name, published_name(run), paper.parameters):
+            shown = ", ".join(differing[:MOST_DEPARTURES])
+            more = len(differing) - MOST_DEPARTURES
+            found.setdefault(shown + (f" and {more} more" if more > 0 else ""), []).append(name)
     return [f"warning: not the published recipe: {', '.join(owners)}: {how}." for how, owners in found.items()]

@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable
 
 from scripts.comparison.analysis import WARMUP_ROWS, same_validation_data, short_names
+from scripts.comparison.curves import DIVERGED
 from scripts.comparison.groups import Group, difference
 from scripts.comparison.milestones import MILESTONES, TOKENS_PER_UPDATE, race, reached
-from scripts.comparison.runs import Run
-from scripts.comparison.wording import amount, duration, exact, names, times
+from scripts.comparison.runs import Run, printable
+from scripts.comparison.wording import amount, duration, exact, loss_name, loss_text, names, times
 
 # Losses that print the same are level: 1.9721 against 1.9724 is nothing to speak of.
 LEVEL = 0.0005
@@ -36,22 +37,35 @@ def notes(groups: list[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     for run, name in zip(runs, short_names(runs), strict=True):
         if not run.finished:
-            done = f"update {run.updates:.0f} of {run.max_iters:.0f}"
+            done = f"update {_count(run.updates)} of {_count(run.max_iters or 0)}"
             lines.append(f"* {name}: stopped or still going at {done}; its last evaluation stands as the final one.")
         if not run.evaluated:
             what = "only the evaluation before training" if len(run.evals) else "no evaluation"
             lines.append(f"{name}: {what} so far, so there is nothing to set against other runs.")
         elif not math.isfinite(run.evals.loss[-1]):
             lines.append(f"{name}: diverged: the loss of its last evaluation is not a number.")
+        elif run.evals.loss[-1] >= DIVERGED:
+            lines.append(f"{name}: diverged: the loss of its last evaluation is {loss_text(run.evals.loss[-1])}.")
+    called = names(groups).rows
+    for group, name in zip(groups, called, strict=True):
+        if group.apart:
+            lines.append(f"{name}: not in the mean of its setting's seeds, nor in a paired difference: {group.apart}.")
     return lines
+
+
+def _count(number: float) -> str:
+    return exact(number).replace(",", "")
 
 
 def warnings(groups: list[Group]) -> list[str]:
     """One line where the runs differ in more than the optimizer, one where their times cannot be compared."""
     runs = [run for group in groups for run in group.runs]
     run_names = short_names(runs)
+    # The same data may lie in folders of several names.
+    same: dict[object, str | None] = {}
+    folders = {id(run): same.setdefault(str(run.data.get("fingerprint") or run.dataset), run.dataset) for run in runs}
     training: list[tuple[str, Callable[[Run], str]]] = [
-        ("data sets", _data_text),
+        ("data sets", lambda run: _data_text(run, folders[id(run)])),
         ("tokens an update", lambda run: exact(run.number("tokens_per_update"))),
         ("context lengths", lambda run: exact(run.number("block_size"))),
         ("parameter counts", lambda run: exact(run.number("parameters"))),
@@ -63,19 +77,19 @@ def warnings(groups: list[Group]) -> list[str]:
     if not all(same_validation_data(runs[0], run) for run in runs):
         lines.append("warning: validation losses are compared only between runs with equal validation data.")
     speed: list[tuple[str, Callable[[Run], str]]] = [
-        ("devices", lambda run: str(run.config.get("device_name", "-"))),
-        ("numbers of processes", lambda run: str(run.config.get("processes", "-"))),
+        ("devices", lambda run: printable(str(run.config.get("device_name", "-")))),
+        ("numbers of processes", lambda run: printable(str(run.config.get("processes", "-")))),
     ]
     if reasons := _differences(runs, run_names, speed):
         lines.append(f"warning: times and tokens/s are not comparable: {'; '.join(reasons)}.")
     return lines
 
 
-def _data_text(run: Run) -> str:
+def _data_text(run: Run, dataset: str | None) -> str:
     tokenizer = run.data.get("tokenizer")
     kind = tokenizer if isinstance(tokenizer, str) else json.dumps(tokenizer) if tokenizer else "unnamed"
     train, val = exact(run.number_of_tokens("train")), exact(run.number_of_tokens("val"))
-    return f"{run.dataset or 'unknown'}: {train} + {val} tokens, tokenizer {kind}"
+    return f"{dataset or 'unknown'}: {train} + {val} tokens, tokenizer {printable(kind)}"
 
 
 def _differences(runs: list[Run], names: list[str], facts: list[tuple[str, Callable[[Run], str]]]) -> list[str]:
@@ -112,36 +126,41 @@ def sentences(groups: list[Group]) -> list[str]:
             lines.append(sentence)
     # The later one against the earlier one, the baseline.
     paired = [_paired_sentence(groups[i], called[i], groups[j], called[j]) for i, j in pairs if i > j]
-    if lines and all(len(groups[i].runs) == 1 for i in usable):
-        lines.append("One seed each: differences of a few hundredths can be noise.")
+    single = [called[i] for i in usable if len(groups[i].runs) == 1]
+    if lines and single:
+        whose = "One seed each" if len(single) == len(usable) else f"One seed only of {', '.join(single)}"
+        lines.append(f"{whose}: differences of a few hundredths can be noise.")
     return lines + [sentence for sentence in paired if sentence]
 
 
 def _level(a: Group, b: Group) -> bool:
-    return bool(abs(a.evals.loss[-1] - b.evals.loss[-1]) < LEVEL)
+    ends = a.evals.loss[-1], b.evals.loss[-1]
+    return bool(abs(ends[0] - ends[1]) < LEVEL and max(ends) < DIVERGED)
 
 
 def _level_sentence(a: Group, name_a: str, b: Group, name_b: str) -> str:
     at_a, at_b = amount(a.evals.tokens[-1]), amount(b.evals.tokens[-1])
     after = f"{at_a} tokens each" if at_a == at_b else f"{at_a} and {at_b} tokens"
-    return f"{name_a} and {name_b} end level at {a.evals.loss[-1]:.3f}, after {after}."
+    return f"{name_a} and {name_b} end level at {loss_text(a.evals.loss[-1])}, after {after}."
 
 
 def _reach_sentence(group: Group, name: str, other: Group, other_name: str) -> str | None:
-    """Whether and when `group` reaches the loss at which `other` ended; None where that loss is not a number."""
+    """Whether and when `group` reaches the loss at which `other` ended; None where the other diverged."""
     goal, budget = float(other.evals.loss[-1]), float(other.evals.tokens[-1])
-    if not math.isfinite(goal):
+    if not abs(goal) < DIVERGED:
         return None
     kind = ("mean " if len(other.runs) > 1 else "") + ("final" if other.finished else "latest")
-    goal_text = f"{other_name}'s {kind} loss ({goal:.3f})"
+    goal_text = f"{other_name}'s {kind} loss ({loss_text(goal)})"
     end, ends = float(group.evals.loss[-1]), "ends" if group.finished else "now stands"
-    above = f"{ends} {end - goal:.3f} above" if math.isfinite(end) else f"{ends} at a loss that is not a number"
+    above = f"{ends} {loss_text(end - goal)} above" if math.isfinite(end) else f"{ends} at a loss that is not a number"
     result = race(group, other, goal, budget)
     if result.tokens is None:
         spent = amount(group.evals.tokens[-1]) + " tokens" + ("" if group.finished else " so far")
         return f"{name} does not reach {goal_text} within its {spent} (it {above})."
     if result.speed_up is None:
-        return f"{name} is at or below {goal_text} from the start."
+        return f"{name} is at or below {goal_text} from the start" + (
+            "." if end < DIVERGED else f", but it diverged: it {above}."
+        )
     share = f"{100 / result.speed_up:.0f} % of {other_name}'s {amount(budget)}"
     text = f"{name} reaches {goal_text} after {amount(result.tokens)} tokens, {share}: {times(result.speed_up)} as fast"
     if result.time_speed_up:
@@ -154,7 +173,11 @@ def _paired_sentence(group: Group, name: str, other: Group, other_name: str) -> 
     """The difference over the seeds that both have, and whether it is more than chance."""
     found = difference(group, other)
     if found is None:
-        return None
+        if len([seed for seed in group.seeds if seed in other.seeds]) < 2 or not same_validation_data(
+            group.first, other.first
+        ):
+            return None
+        return f"No paired difference of {name} and {other_name}: a seed diverged, or they share no evaluation."
     result, seeds, tokens = found
     verdict = "more than chance between seeds" if result.more_than_chance else "0 lies within it, so it may be chance"
     return (
@@ -164,24 +187,32 @@ def _paired_sentence(group: Group, name: str, other: Group, other_name: str) -> 
 
 
 def losses_table(groups: list[Group], losses: list[float]) -> list[str]:
-    """What each group needs to reach given losses, and how many times faster it is than the first one."""
+    """What each group needs to reach given losses, and how many times faster it is than the baseline: the first one
+    that was evaluated.
+    """
     called = names(groups).sentences
+    evaluated = [i for i, group in enumerate(groups) if group.evaluated]
+    if not losses or not evaluated:
+        return losses and ["no evaluation so far, so no tokens to a loss."]
+    baseline = groups[evaluated[0]]
     lines = []
     for loss in losses:
-        lines.append(f"to a validation loss of {loss:g}".ljust(32) + "    tokens      time   speed-up   in time")
-        for group, name in zip(groups, called, strict=True):
-            if not same_validation_data(group.first, groups[0].first):
-                continue
-            result = race(group, groups[0], loss)
-            if result.tokens is None:
-                lowest = f"not reached (lowest {group.best.mean:.3f})" if group.best else "not evaluated"
-                lines.append(f"  {name:<30}  {lowest}")
-                continue
-            cells = (
-                amount(result.tokens),
-                duration(result.seconds),
-                times(result.speed_up),
-                times(result.time_speed_up),
-            )
-            lines.append(f"  {name:<30}" + "".join(cell.rjust(10) for cell in cells))
-    return lines and [*lines, f"Time: at the median speed. Speed-ups: against {called[0]}."]
+        lines.append(
+            f"to a validation loss of {loss_name(loss)}".ljust(32) + "    tokens      time   speed-up   in time"
+        )
+        lines += [
+            f"  {name:<30}{_race_text(group, baseline, loss)}" for group, name in zip(groups, called, strict=True)
+        ]
+    return [*lines, f"Time: at the median speed. Speed-ups: against {called[evaluated[0]]}."]
+
+
+def _race_text(group: Group, baseline: Group, loss: float) -> str:
+    if not group.evaluated:
+        return "  not evaluated"
+    if not same_validation_data(group.first, baseline.first):
+        return "  other validation data"
+    result = race(group, baseline, loss)
+    if result.tokens is None:
+        return f"  not reached (lowest {loss_text(group.best.mean if group.best else math.nan)})"
+    cells = (amount(result.tokens), duration(result.seconds), times(result.speed_up), times(result.time_speed_up))
+    return "".join(cell.rjust(10) for cell in cells)

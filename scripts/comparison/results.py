@@ -15,9 +15,9 @@ from scripts.comparison.curves import loss_at, tokens_to_loss
 from scripts.comparison.groups import Group, difference
 from scripts.comparison.milestones import MILESTONES, race, reached, seconds
 from scripts.comparison.published import Published
-from scripts.comparison.runs import Run
+from scripts.comparison.runs import Run, printable
 from scripts.comparison.statistics import Spread
-from scripts.comparison.wording import names
+from scripts.comparison.wording import loss_name, names
 
 Record = dict[str, Any]
 
@@ -62,6 +62,8 @@ def as_csv(values: dict[str, Any]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("list", "name", "against", "key", "value"))
+    for name, tokens in values["milestones"].items():
+        writer.writerow(("milestones", name, None, "tokens", tokens))
     for part in ("runs", "groups", "speed_ups", "paired", "paper"):
         for record in values[part]:
             for key, value in _flat(record):
@@ -76,7 +78,7 @@ def _run(run: Run, name: str, milestones: dict[str, int], losses: list[float]) -
     keys = ("optimizer", "seed", "learning_rate", "parameters", "tokens_per_update", "processes", "device_name")
     return {
         "name": name,
-        "folder": str(run.folder.resolve()),
+        "folder": printable(str(run.folder.resolve())),
         **{key: run.config.get(key) for key in keys},
         "dataset": run.dataset,
         "updates": run.updates,
@@ -92,12 +94,12 @@ def _run(run: Run, name: str, milestones: dict[str, int], losses: list[float]) -
         "final_bits_per_byte": analysis.bits_per_byte(final, *sizes),
         "best_bits_per_byte": analysis.bits_per_byte(best, *sizes),
         "loss_at": {name: loss_at(run.evals, tokens) for name, tokens in milestones.items()},
-        "tokens_to_loss": {f"{loss:g}": tokens_to_loss(run.evals, loss) for loss in losses},
+        "tokens_to_loss": {loss_name(loss): tokens_to_loss(run.evals, loss) for loss in losses},
     }
 
 
 def _group(group: Group, name: str, runs: list[str], milestones: dict[str, int], losses: list[float]) -> Record:
-    reach = {f"{loss:g}": tokens_to_loss(group.evals, loss) for loss in losses}
+    reach = {loss_name(loss): tokens_to_loss(group.evals, loss) for loss in losses}
     return {
         "name": name,
         "optimizer": group.first.optimizer,

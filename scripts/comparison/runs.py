@@ -36,13 +36,13 @@ class Run:
 
     @property
     def optimizer(self) -> str:
-        return str(self.config.get("optimizer", "unknown"))
+        return printable(str(self.config.get("optimizer", "unknown")))
 
     @property
     def dataset(self) -> str | None:
         """The data set's name: the last part, where the config gives a path."""
         name = self.config.get("dataset") or self.data.get("path")
-        return Path(str(name)).name if name else None
+        return printable(Path(str(name)).name) if name else None
 
     @property
     def data(self) -> dict[str, Any]:
@@ -90,8 +90,24 @@ class Run:
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON's integers have no end
+        return None
+    return number if math.isfinite(number) else None
+
+
+def printable(text: str) -> str:
+    """A name as it can be shown anywhere: control characters, and bytes that are no UTF-8, are escaped as in \\x1b."""
+    return "".join(c if c.isprintable() else _escaped(ord(c)) for c in text)
+
+
+def _escaped(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte of a file name that is no UTF-8
+        code -= 0xDC00
+    return {9: "\\t", 10: "\\n", 13: "\\r"}.get(code) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
@@ -122,7 +138,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise RunError(f"{path} cannot be read: {problem.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
         raise RunError(f"{path} is damaged: expected one JSON object, as train.py writes it")

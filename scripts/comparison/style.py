@@ -33,6 +33,9 @@ class Style:
 
 
 def style(number: int) -> Style:
-    """The look of a group: the three cycles have different lengths, so 28 groups differ in at least one."""
-    colour, line, marker = number % len(COLOURS), number % len(LINE_STYLES), number % len(MARKERS)
+    """The look of a group: the cycles of colours and lines meet after 28 groups, then each colour gets the next marker,
+    so 196 groups differ in at least one.
+    """
+    colour, line = number % len(COLOURS), number % len(LINE_STYLES)
+    marker = (number + number // (len(COLOURS) * len(LINE_STYLES))) % len(MARKERS)
     return Style(COLOURS[colour], LINE_STYLES[line], MARKERS[marker], DASHES[line], SYMBOLS[marker])

@@ -5,7 +5,7 @@ from scripts.comparison.groups import Group
 from scripts.comparison.milestones import reached
 from scripts.comparison.runs import Run
 from scripts.comparison.statistics import Spread
-from scripts.comparison.wording import amount, duration, loss_text, names, rate, spread_text
+from scripts.comparison.wording import amount, duration, loss_text, names, rate, shortened, spread_text
 
 TABLE_WIDTH = 120
 
@@ -102,15 +102,14 @@ def _widen_for_heads(heads: Heads, widths: list[int]) -> None:
 
 
 def _shorten_names(rows: list[list[str]], widths: list[int]) -> None:
-    """Cuts the middle out of long names until the table fits, unless two of them would look the same."""
+    """Cuts the middle out of long names until the table fits, or as far as they stay different."""
     too_wide = sum(widths) + 2 * (len(widths) - 1) - TABLE_WIDTH
     room = max(24, widths[0] - max(0, too_wide))
     names = [row[0] for row in rows]
-    short = [n if len(n) <= room else n[: room // 2 - 2] + "..." + n[len(n) - (room - room // 2 - 1) :] for n in names]
-    if too_wide > 0 and room < widths[0] and len(set(short)) == len(set(names)):
-        for row, name in zip(rows, short, strict=True):
+    if too_wide > 0 and room < widths[0]:
+        for row, name in zip(rows, shortened(names, room), strict=True):
             row[0] = name
-        widths[0] = room
+        widths[0] = max(len(row[0]) for row in rows)
 
 
 def _head_line(heads: Heads, widths: list[int]) -> str:

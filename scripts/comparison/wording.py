@@ -4,7 +4,9 @@ import math
 from dataclasses import dataclass
 
 from scripts.comparison.analysis import short_names
+from scripts.comparison.curves import DIVERGED
 from scripts.comparison.groups import Group, setting_values
+from scripts.comparison.runs import printable
 from scripts.comparison.statistics import Spread
 
 
@@ -21,7 +23,7 @@ def amount(number: float | None) -> str:
 
 def exact(number: float | None) -> str:
     """All digits: rounded ones would hide that two runs differ."""
-    return "unknown" if number is None else f"{number:,.0f}"
+    return "unknown" if number is None else f"{number:,.0f}" if number < 1e15 else f"{number:g}"
 
 
 def rate(number: float | None) -> str:
@@ -35,7 +37,25 @@ def rate(number: float | None) -> str:
 
 
 def loss_text(loss: float | None) -> str:
-    return "-" if loss is None else f"{loss:.3f}"
+    """1.890, or 1.9e+30 of a run that diverged."""
+    return "-" if loss is None else f"{loss:.3f}" if not abs(loss) >= DIVERGED else f"{loss:.1e}"
+
+
+def shortened(texts: list[str], room: int) -> list[str]:
+    """Long ones without their middle, in this room or as little more as keeps different ones different."""
+    for width in range(room, max(map(len, texts), default=0)):
+        short = [
+            t if len(t) <= width else t[: width // 2 - 2] + "..." + t[len(t) - (width - width // 2 - 1) :]
+            for t in texts
+        ]
+        if len(set(short)) == len(set(texts)):
+            return short
+    return texts
+
+
+def loss_name(loss: float) -> str:
+    """A loss that was asked for: 2.9, with as many digits as tell it from any other."""
+    return short if float(short := f"{loss:g}") == loss else repr(loss)
 
 
 def duration(seconds: float | None) -> str:
@@ -54,7 +74,7 @@ def spread_text(value: Spread | None) -> str:
     """1.890, or 1.890±.004 where several seeds stand behind it."""
     if value is None:
         return "-"
-    return f"{value.mean:.3f}" + ("" if value.sd is None else f"±{value.sd:.3f}".replace("±0.", "±."))
+    return loss_text(value.mean) + ("" if value.sd is None else f"±{loss_text(value.sd)}".replace("±0.", "±."))
 
 
 def tokens_unit(tokens: float) -> tuple[float, str]:
@@ -99,9 +119,10 @@ def _setting_names(groups: list[Group], folders: list[str]) -> list[str]:
     """
     result, start = [], 0
     for group in groups:
-        values, folder = setting_values(group.first), folders[start]
+        values, folder = setting_values(group.first.config), folders[start]
         start += len(group.runs)
-        rivals = [setting_values(other.first) for other in groups if other is not group]
+        # A seed that is kept apart is called by its folder.
+        rivals = [setting_values(other.first.config) for other in groups if other is not group and not other.apart]
         rivals = [other for other in rivals if other["optimizer"] == values["optimizer"]]
         name = group.first.optimizer
         for key, value in values.items():
@@ -113,4 +134,4 @@ def _setting_names(groups: list[Group], folders: list[str]) -> list[str]:
 
 
 def _value_text(value: object) -> str:
-    return rate(value) if isinstance(value, float) else str(value)
+    return rate(value) if isinstance(value, float) else printable(str(value))

@@ -1,14 +1,13 @@
-"""scripts/compare.py: what is said of single runs, and the command."""
+"""scripts/compare.py: what is said of single runs."""
 
 import math
 from pathlib import Path
 
 import pytest
 
-from scripts import compare
 from scripts.comparison import figure, report, table, wording
 from scripts.comparison.groups import make_groups
-from scripts.comparison.runs import Run, RunError, read_run
+from scripts.comparison.runs import Run, read_run
 from tests.scripts.written_runs import write_run
 
 
@@ -111,6 +110,50 @@ def test_a_run_that_diverged_is_no_goal(tmp_path: Path) -> None:
     assert "nan" not in text
 
 
+def test_a_finite_loss_of_a_run_that_diverged_is_short(tmp_path: Path) -> None:
+    runs = [
+        *(([(0, 5.0), (10, 2.0)], {}), ([(0, 5.0), (10, 1e30)], {"optimizer": "muon"})),
+        ([(0, 1.5), (10, math.inf)], {"optimizer": "lion"}),
+    ]
+    assert sentences_of(tmp_path, *runs).splitlines()[:2] == [
+        "muon does not reach adamw's final loss (2.000) within its 10.0K tokens (it ends 1.0e+30 above).",
+        "lion is at or below adamw's final loss (2.000) from the start, but it diverged: it ends at a loss that is not"
+        " a number.",
+    ]
+    together = make_groups([read_run(tmp_path / f"r{i}") for i in range(3)])
+    lines = table.table(together)
+    assert "1.0e+30" in lines[4]
+    assert max(map(len, lines)) <= table.TABLE_WIDTH
+    assert "r1: diverged: the loss of its last evaluation is 1.0e+30." in report.notes(together)
+    assert figure.draw(together).axes[0].get_ylim()[1] < 10
+
+
+@pytest.mark.parametrize(
+    ("data", "same"),
+    [
+        ({"dataset": "tiny", "fingerprint": "b"}, True),  # the same name, other training data
+        ({"dataset": "other", "fingerprint": "a"}, True),  # the same data in another folder
+        ({"dataset": "other", "fingerprint": "b"}, False),
+        ({"dataset": "other", "fingerprint": None}, False),
+        ({"dataset": "tiny", "fingerprint": "a", "tokenizer": "bytes"}, False),
+    ],
+)
+def test_equally_many_tokens_are_not_equal_data(tmp_path: Path, data: dict, same: bool) -> None:
+    a = read_run(write_run(tmp_path / "a", [(0, 5.0), (10, 2.0)], data={"fingerprint": "a"}))
+    b = write_run(tmp_path / "b", [(0, 5.0), (10, 1.9)], "muon", dataset=data.pop("dataset"), data=data)
+    together = make_groups([a, read_run(b)])
+    assert bool(report.sentences(together)) == same
+    assert any("equal validation data" in line for line in report.warnings(together)) != same
+
+
+def test_the_same_data_in_two_folders_are_like_for_like(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / n, [(0, 5.0), (10, 2.0)], optimizer=n, dataset=f"data/{n}", data={"fingerprint": "f"})
+        for n in ("adamw", "muon")
+    ]
+    assert report.warnings(make_groups([read_run(run) for run in runs])) == []
+
+
 def test_unfinished_runs_and_runs_without_evaluations(tmp_path: Path) -> None:
     runs = [
         read_run(write_run(tmp_path / "done", [(0, 5.0), (10, 2.0)])),
@@ -176,41 +219,3 @@ def test_equal_optimizers_stay_distinguishable(tmp_path: Path) -> None:
     text = "\n".join(report.sentences(make_groups(runs)))
     assert "a/mars reaches b/mars's final loss (3.000)" in text
     assert "One seed each" in text
-
-
-# --- the command ---
-
-
-def test_the_command(pair: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = [str(run.folder) for run in pair]
-    assert compare.main([*folders, folders[0]]) == 0
-    out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == f"loss curves: {tmp_path / 'comparison.png'}"
-    assert "mars-adamw reaches adamw's final loss" in out
-    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert err == "warning: a run that was given twice is shown once\n"
-
-
-def test_where_the_figure_goes(pair: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert compare.default_folder([Path("runs/a"), Path("runs/b")]) == Path("runs")
-    assert compare.default_folder([Path("a"), Path("runs/b")]) == Path()
-    assert compare.main([str(pair[0].folder), "--out", "deep/x.png"]) == 0
-    assert Path("deep/x.png").is_file()
-
-
-def test_figures_that_cannot_be_written(pair: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for out in (tmp_path / "x.jpg", pair[0].folder / "config.json" / "x.png"):
-        assert compare.main([str(pair[0].folder), "--out", str(out)]) == 2
-        assert f"{out} " in capsys.readouterr().err
-
-
-def test_errors_are_of_one_kind() -> None:
-    with pytest.raises(RunError, match="RUN"):
-        compare.arguments([])
-
-
-def test_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name, [(0, 5.0), (10, 2.0)]) for name in ("cheap $", "$x_{")]
-    assert compare.main([*map(str, runs), "--out", str(tmp_path / "c.png"), "--title", r"$x_{ \frac"]) == 0
-    assert (tmp_path / "c.png").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts import compare
-from scripts.comparison import figure
+from scripts.comparison import figure, page
 from scripts.comparison.groups import make_groups
 from scripts.comparison.runs import Run, read_run
 from scripts.comparison.style import style
@@ -76,7 +76,7 @@ def test_scales() -> None:
     assert [figure.time_scale(s)[1] for s in (60, 600, 36_000)] == ["s", "min", "h"]
     assert [figure.token_ticks(1.2e6)(x, 0) for x in (0, 2e5, 1e6)] == ["0", "0.2M", "1M"]
     assert figure.token_ticks(49e9)(1e10, 0) == "10B"
-    assert len({(s.colour, str(s.line), s.marker) for s in map(style, range(28))}) == 28
+    assert len({(s.colour, str(s.line), s.marker) for s in map(style, range(196))}) == 196
 
 
 # --- several seeds ---
@@ -119,6 +119,33 @@ def test_single_rows_of_many_runs_are_left_out(tmp_path: Path) -> None:
     assert len(many.axes[2].get_lines()) == 5 + 1
     assert "single rows" in few.legends[0].get_title().get_text()
     assert "single rows" not in many.legends[0].get_title().get_text()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("number", [30, 54])
+def test_the_legend_of_many_runs_leaves_the_panels_their_size(tmp_path: Path, number: int) -> None:
+    name = "a-rather-long-name-of-an-experiment-that-somebody-wrote-at-night-"
+    runs = [
+        read_run(write_run(tmp_path / f"{name}{i}", [(0, 5.0), (20, 2.0)], learning_rate=(1 + i) / 1000))
+        for i in range(number)
+    ]
+    drawn, few = figure.draw(make_groups(runs)), figure.draw(make_groups(runs[:2]))
+    for each in (drawn, few):
+        each.draw_without_rendering()
+    (legend,) = drawn.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert len(set(labels)) == number + 1  # and the unigram model
+    assert labels[0].startswith("adamw, lr 1e-3 (")
+    assert labels[0].endswith("-night-0)")
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= drawn.bbox.x1
+    below = min(axes.get_tightbbox().y0 for axes in drawn.axes)
+    assert box.y1 <= below
+    heights = [each.axes[0].get_window_extent().height for each in (drawn, few)]
+    assert heights[0] > 0.8 * heights[1]
+    html = page.page(make_groups(runs), None, [], None)
+    assert f"height: {page.HEIGHT + page.ENTRY_HEIGHT * (number - figure.FEW)}px" in html
 
 
 def test_every_kind_of_file(seeds: list[Run], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from configs import TrainConfig
 from scripts.comparison import figure, groups, milestones, report, statistics, table, wording
 from scripts.comparison.groups import Group, difference, make_groups
-from scripts.comparison.runs import read_run
+from scripts.comparison.runs import Run, read_run
 from tests.scripts.written_runs import write_run
 
 Evals = list[tuple[int, float]]
@@ -119,6 +119,46 @@ def test_a_second_run_of_a_seed_stays_alone(tmp_path: Path) -> None:
     assert [[run.folder.name for run in group.runs] for group in make_groups(runs)] == [["a", "c"], ["b"]]
 
 
+def test_a_second_run_of_a_seed_takes_no_name_and_no_caution(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / n, [(0, 5.0), (20, 2.0)], seed=s)) for n, s in (("a", 1), ("b", 1), ("c", 2))]
+    muon = read_run(write_run(tmp_path / "m", [(0, 5.0), (20, 1.9)], "muon"))
+    together = make_groups([*runs, muon])
+    assert wording.names(together).rows == ["adamw (2 seeds)", "b", "m"]
+    assert "b: not in the mean of its setting's seeds, nor in a paired difference: seed 1 is in it already." in (
+        report.notes(together)
+    )
+    assert "One seed only of b, m: differences of a few hundredths can be noise." in report.sentences(together)
+
+
+def test_a_seed_that_ended_early_does_not_spoil_the_mean(tmp_path: Path) -> None:
+    whole = seeds(tmp_path, "adamw", [2.0, 2.2])
+    killed = read_run(write_run(tmp_path / "k", [(0, 5.0), (10, 4.0)], seed=3, max_iters=20))
+    group, apart = make_groups([*whole.runs, killed])
+    assert group.runs == whole.runs
+    assert group.best is not None
+    assert group.best.mean == pytest.approx(2.1)
+    assert apart.runs == (killed,)
+    told = "k: not in the mean of its setting's seeds, nor in a paired difference: it has 10 of 20 updates."
+    assert told in report.notes([group, apart])
+    assert difference(group, seeds(tmp_path, "muon", [1.9, 2.0])) is not None
+
+
+def test_seeds_that_are_all_going_are_averaged_unless_one_is_far_behind(tmp_path: Path) -> None:
+    def going(name: str, *updates: int) -> Run:
+        evals = [(0, 5.0), *((k, 4.0 - k / 10) for k in updates)]
+        return read_run(write_run(tmp_path / name, evals, seed=int(name), max_iters=100))
+
+    runs = [going("1", 10, 20), going("2", 10), going("3", 9)]
+    assert [[run.folder.name for run in group.runs] for group in make_groups(runs)] == [["1", "2"], ["3"]]
+    (group,) = make_groups(runs[:2])
+    # Both are at 3.0 after 10 updates: the 2.0 that only one has is not their best.
+    assert (group.best, group.final) == (statistics.Spread(3.0, 0.0, 2), statistics.Spread(3.0, 0.0, 2))
+    assert (
+        "3: not in the mean of its setting's seeds, nor in a paired difference: its evaluations do not go as far."
+        in (report.notes(make_groups(runs)))
+    )
+
+
 # --- mean and spread ---
 
 
@@ -139,7 +179,7 @@ def test_a_group_is_the_mean_of_its_runs(tmp_path: Path) -> None:
 def test_unequal_lengths_and_gaps(tmp_path: Path) -> None:
     evals: list[Evals] = [[(0, 5.0), (10, 3.0), (20, 2.0)], [(0, 5.0), (5, 4.0), (10, 2.0)], [(0, 5.0), (10, math.nan)]]
     runs = [
-        read_run(write_run(tmp_path / str(i), points, seed=i, max_iters=20, train_rows=0))
+        read_run(write_run(tmp_path / str(i), points, seed=i, max_iters=30, train_rows=0))
         for i, points in enumerate(evals)
     ]
     (group,) = make_groups(runs[:2])
@@ -261,6 +301,22 @@ def test_races_to_a_given_loss(tmp_path: Path) -> None:
     assert words[2][:2] == ["muon", "20.0K"]
     assert words[2][-2:] == ["1.50x", "0.76x"]
     assert words[5] == ["muon", "not", "reached", "(lowest", "2.100)"]
+
+
+def test_races_against_the_first_that_was_evaluated(tmp_path: Path) -> None:
+    none = write_run(tmp_path / "none", [], train_rows=3, max_iters=20)
+    base = write_run(tmp_path / "base", [(0, 5.0), (20, 3.0)], "muon")
+    other = write_run(tmp_path / "other", [(0, 5.0), (20, 2.0)], "lion", data={"val_tokens": 801})
+    lines = report.losses_table(make_groups([read_run(run) for run in (none, base, other)]), [4.0])
+    words = [" ".join(line.split()) for line in lines]
+    assert words[1] == "adamw not evaluated"
+    assert words[2].startswith("muon 10.0K")
+    assert words[2].endswith("1.00x 1.00x")
+    assert words[3] == "lion other validation data"
+    assert words[4].endswith("against muon.")
+    assert report.losses_table(make_groups([read_run(none)]), [4.0]) == [
+        "no evaluation so far, so no tokens to a loss."
+    ]
 
 
 def test_times_of_different_machines_are_not_compared(tmp_path: Path) -> None:

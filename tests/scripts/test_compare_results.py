@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scripts import compare
+from scripts.comparison.results import as_csv
 from tests.conftest import ROOT
 from tests.scripts.written_runs import write_run
 
@@ -65,10 +66,18 @@ def test_given_losses(folders: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert values["groups"][0]["tokens_to_loss"] == {"2.5": 10_000, "1": None}
 
 
+def test_close_losses_keep_their_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "a", [(0, 5.0), (10, 2.0)])
+    losses = [f"--loss={loss}" for loss in ("3", "3.0000001", "3.0000002")]
+    assert list(results([str(run), *losses], capsys)["runs"][0]["tokens_to_loss"]) == ["3", "3.0000001", "3.0000002"]
+
+
 def test_milestones_and_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path / "a", [(0, 9.0), (10_000, 3.2)], train_rows=0, tokens_per_update=491_520)
+    evals, data = [(0, 9.0), (10_000, 3.2)], {"val_tokens": 4_434_897}
+    run = write_run(tmp_path / "a", evals, train_rows=0, tokens_per_update=491_520, data=data)
     values = results([str(run), "--paper", "small"], capsys)
     assert values["milestones"] == {"5B": 4_915_200_000}
+    assert "milestones,5B,,tokens,4915200000" in as_csv(values).splitlines()
     assert values["runs"][0]["loss_at"] == {"5B": 3.2}
     assert values["groups"][0]["loss_at"] == {"5B": {"mean": 3.2, "sd": None, "n": 1}}
     assert values["paper"][0]["difference"]["5B"] == pytest.approx(0.007)
