@@ -231,7 +231,7 @@ def test_rows_without_room_at_the_end_are_named(tmp_path: Path, monkeypatch: pyt
     assert metrics.close() == f"{path}: No space left on device"
     disk.room = 1000
     metrics = MetricsFile(path)
-    new = [metrics.append(row(update)) for update in range(1, 10)]
+    new = [metrics.append(row(update)) is not None for update in range(1, 10)]
     assert metrics.close() is None
     lines = path.read_text().splitlines()
     whole = new.index(True)
