@@ -157,10 +157,11 @@ def test_gpt2_tokens(
     assert "compare with published" not in err
 
 
-def diverge(folder: Path) -> None:
+def diverge(folder: Path, weight: float = 3e38) -> None:
+    """By weights that are finite, whose products are not."""
     path = folder / "checkpoints" / "iter-00000040.pt"
     saved = torch.load(path, weights_only=True)
-    saved["model"]["transformer.ln_f.weight"].fill_(math.nan)
+    saved["model"]["transformer.ln_f.weight"].fill_(weight)
     torch.save(saved, path)
 
 
@@ -197,7 +198,9 @@ def test_mistakes(
 
     items.write_text(items.read_text().removesuffix("{\n"))
     diverge(byte_run)
-    assert "the run has diverged" in fails(byte_run, "--hellaswag", items)
+    assert "log-likelihoods that are not finite; the run has diverged" in fails(byte_run, "--hellaswag", items)
+    assert re.search("a loss of (nan|inf) on .*; the run has diverged", fails(byte_run))
+    diverge(byte_run, math.nan)
     assert "transformer.ln_f.weight is not finite any more; the run has diverged" in fails(byte_run)
 
 
