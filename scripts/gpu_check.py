@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.gpucheck.machine import gpu_is_there, machine
 from scripts.gpucheck.parts import PARTS, Part
 from scripts.gpucheck.report import figure_lines, part_line
 from scripts.gpucheck.running import Outcome, Work, perform
@@ -67,11 +68,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0; 1 where a part did not succeed; 2 for an error that the user can mend."""
     start = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and so ends what it has started
     try:
         args = arguments(argv)
-        from scripts.gpucheck.machine import machine  # imports torch, for which nobody waits after a mistake
-
+        if args.device == "cuda" and not gpu_is_there():
+            raise ArgumentError("torch finds no CUDA device here; --device cpu tries the script without one")
         record: dict[str, Any] = {
             "command": " ".join(sys.argv),
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -127,4 +127,5 @@ def describe(facts: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and so ends what it has started
     sys.exit(main())

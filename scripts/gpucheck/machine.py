@@ -12,9 +12,13 @@ import torch
 from training.device import device_name
 
 
+def gpu_is_there() -> bool:
+    return torch.cuda.is_available()
+
+
 def machine(device: str) -> dict[str, Any]:
     """GPU, driver and versions, or on a CPU its name. None where something is not there."""
-    has_gpu = device == "cuda" and torch.cuda.is_available()
+    has_gpu = device == "cuda"
     properties = torch.cuda.get_device_properties(0) if has_gpu else None
     return {
         "name": device_name(torch.device("cuda", 0) if has_gpu else torch.device("cpu")),

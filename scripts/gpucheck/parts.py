@@ -53,13 +53,13 @@ def run_tests(work: Work) -> None:
     (status,) = work.python((*pytest, "-p", "no:cacheprovider", f"--junitxml={file}"), may_fail=True)
     if not file.exists():
         raise PartFailed(f"pytest ended with status {status} and no results\n{work.last_output}")
-    work.figures.update(test_figures(file))
+    work.figures.update(counted(file))
     expected = "passed" if work.device == "cuda" else "skipped"
     if status != 0 or not work.figures[expected]:
         raise PartFailed(f"pytest ended with status {status}\n{work.last_output}")
 
 
-def test_figures(file: Path) -> dict[str, Any]:
+def counted(file: Path) -> dict[str, Any]:
     """How many tests passed, were skipped, failed or could not start; the longest, and those that did not pass."""
     cases = list(ElementTree.parse(file).iter("testcase"))
     ends: dict[str, list[str]] = {"skipped": [], "failure": [], "error": []}
