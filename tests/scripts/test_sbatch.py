@@ -48,6 +48,11 @@ class Submit:
         lines = (self.run_train.folder(out) / "metrics.jsonl").read_text().splitlines()
         return {row["iter"]: row[key] for row in map(json.loads, lines) if key in row}
 
+    def wait_for_update(self, out: str, update: int) -> None:
+        """Waits until the run has done an update, of which it writes a row."""
+        rows = self.run_train.folder(out) / "metrics.jsonl"
+        self.cluster.wait(lambda: rows.exists() and f'"iter": {update},' in rows.read_text(), 120)
+
 
 @pytest.fixture
 def submit(cluster: Cluster, run_train: Train, tmp_path: Path) -> Submit:
@@ -67,22 +72,38 @@ def test_two_nodes_train_one_run(submit: Submit, run_train: Train) -> None:
     )
 
 
-@pytest.mark.timeout(900)
+# Until Slurm has started a job again, an update takes a tenth of a second and more, on a machine of any speed.
+SLOW_AT_FIRST = """
+base = "tiny.py"
+import os as __os, sys as __sys, time as __time
+if __sys.argv[0].endswith("train.py") and __os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    from model import GPT as __GPT
+    def __slowly(model, *inputs, __forward=__GPT.forward):
+        __time.sleep(0.1)
+        return __forward(model, *inputs)
+    __GPT.forward = __slowly
+"""
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.slow
-def test_a_time_limit_leads_to_the_queue_and_on_to_the_end(submit: Submit, run_train: Train) -> None:
-    """Slurm sends the signal up to a minute before it is due: here, 45 to 75 s after the start. So the run gets as many
-    updates as two processes here make in 110 s."""
-    settings = ("--optimizer=mars-adamw", "--n_embd=64", "--n_layer=4", "--dropout=0.1", "--eval_interval=500")
-    trial = run_train.fresh(*settings, "--max_iters=400", out="trial", processes=2)
-    times = {row["iter"]: row["time"] for row in trial.rows}
-    updates = int(110 * 300 / (times[400] - times[100]))
-    long = (*settings, f"--max_iters={updates}", "--checkpoint_interval=1000", "--log_interval=7")
-    number = submit(*long, out="job", options=("--nodes=2", "--time=2", "--signal=USR1@45"))
-    job = submit.cluster.wait_for_job(number, 600)
-    assert job["JobState"] == "COMPLETED", submit.log("job")
-    assert int(job["Restarts"]) >= 1
-    assert submit.log("job").count("back into the queue") == int(job["Restarts"])
-    straight = run_train.fresh(*long, out="straight", processes=2, timeout=300)
+def test_a_time_limit_leads_to_the_queue_and_on_to_the_end(submit: Submit, run_train: Train, tmp_path: Path) -> None:
+    """Slurm looks at time limits every 30 s, and sends the signal of `--signal=USR1@120` when the limit is nearer than
+    150 s. So that the test does not wait longer, the limit comes near when the run has begun."""
+    (tmp_path / "slow.py").write_text(SLOW_AT_FIRST)
+    settings = ("--optimizer=mars-adamw", "--dropout=0.1", "--max_iters=900", "--eval_interval=500")
+    settings = (*settings, "--checkpoint_interval=1000", "--log_interval=7")
+    options = ("--nodes=2", "--time=30")
+    number = submit(*settings, out="job", options=options, configs=(tmp_path / "slow.py",))
+    submit.wait_for_update("job", 7)
+    minutes = int(submit.cluster.call("squeue", "-h", "-j", number, "-o", "%M").split(":")[0])
+    submit.cluster.call("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes + 2}")
+    submit.cluster.wait(lambda: submit.cluster.job(number)["Restarts"] == "1", 90)
+    submit.cluster.call("scontrol", "update", f"JobId={number}", "TimeLimit=30")
+    job = submit.cluster.wait_for_job(number)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), submit.log("job")
+    assert submit.log("job").count("back into the queue") == 1
+    straight = run_train.fresh(*settings, out="straight", processes=2)
     assert straight.status == 0
     for key in ("train/loss", "val/loss"):
         assert submit.series("job", key) == submit.series("straight", key)
@@ -111,8 +132,7 @@ def test_a_job_that_fails_stays_out_of_the_queue(submit: Submit) -> None:
 @pytest.mark.slow
 def test_a_job_that_is_cancelled_saves_and_stays_out_of_the_queue(submit: Submit) -> None:
     number = submit("--max_iters=1000000", "--eval_interval=0", out="job")
-    rows = submit.run_train.folder("job") / "metrics.jsonl"
-    submit.cluster.wait(lambda: rows.exists() and '"iter": 5,' in rows.read_text(), 120)
+    submit.wait_for_update("job", 5)
     submit.cluster.call("scancel", number)
     job = submit.cluster.wait_for_job(number)
     assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), submit.log("job")
@@ -126,22 +146,26 @@ def test_a_task_of_an_array_takes_its_config(submit: Submit, run_train: Train, t
     assert submit.cluster.wait_for_job(number)["JobState"] == "COMPLETED", submit.log("job")
 
 
-@pytest.mark.parametrize("mistake", ["config", "key", "python", "array"])
 @pytest.mark.slow
-def test_mistakes_end_in_a_line(submit: Submit, tmp_path: Path, mistake: str) -> None:
-    arguments, options, configs, word = {
+def test_mistakes_end_in_a_line(submit: Submit, tmp_path: Path) -> None:
+    """All jobs at once, on the nodes in turn."""
+    mistakes: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[Path, ...], str]] = {
         "config": ((), (), (tmp_path / "gone.py",), "gone.py"),
         "key": (("--learning_rte=1",), (), (), "learning_rate"),
         "python": ((), ("--export=ALL,PYTHON=/usr/bin/false",), (), "/usr/bin/false has no torch"),
         "array": ((), ("--array=3",), (), "task 3 of the array has no config"),
-    }[mistake]
-    number = submit(*arguments, out="job", options=options, configs=configs)
-    job = submit.cluster.wait_for_job(number)
-    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "2:0", "0")
-    errors = submit.log("job").splitlines()
-    assert len(errors) == 1
-    assert errors[0].startswith("error: ")
-    assert word in errors[0]
+    }
+    numbers = {
+        name: submit(*arguments, out=name, options=options, configs=configs)
+        for name, (arguments, options, configs, _) in mistakes.items()
+    }
+    for name, number in numbers.items():
+        job = submit.cluster.wait_for_job(number)
+        assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "2:0", "0"), name
+        errors = submit.log(name).splitlines()
+        assert len(errors) == 1, name
+        assert errors[0].startswith("error: ")
+        assert mistakes[name][-1] in errors[0]
 
 
 @pytest.mark.slow
