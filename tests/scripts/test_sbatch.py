@@ -78,9 +78,9 @@ base = "tiny.py"
 import os as __os, sys as __sys, time as __time
 if __sys.argv[0].endswith("train.py") and __os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
     from model import GPT as __GPT
-    def __slowly(model, *inputs, __forward=__GPT.forward):
+    def __slowly(model, *inputs, __forward=__GPT.forward, **named):
         __time.sleep(0.1)
-        return __forward(model, *inputs)
+        return __forward(model, *inputs, **named)
     __GPT.forward = __slowly
 """
 
@@ -98,7 +98,7 @@ def test_a_time_limit_leads_to_the_queue_and_on_to_the_end(submit: Submit, run_t
     submit.wait_for_update("job", 7)
     minutes = int(submit.cluster.call("squeue", "-h", "-j", number, "-o", "%M").split(":")[0])
     submit.cluster.call("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes + 2}")
-    submit.cluster.wait(lambda: submit.cluster.job(number)["Restarts"] == "1", 90)
+    submit.cluster.wait(lambda: submit.cluster.job(number)["Restarts"] == "1", 150)
     submit.cluster.call("scontrol", "update", f"JobId={number}", "TimeLimit=30")
     job = submit.cluster.wait_for_job(number)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), submit.log("job")
@@ -110,8 +110,13 @@ def test_a_time_limit_leads_to_the_queue_and_on_to_the_end(submit: Submit, run_t
 
 
 @pytest.mark.slow
-def test_two_jobs_at_once_do_not_meet(submit: Submit) -> None:
-    numbers = [submit(f"--seed={seed}", "--max_iters=60", out=f"job{seed}", options=("--nodes=1",)) for seed in (1, 2)]
+def test_two_jobs_at_once_do_not_meet(submit: Submit, run_train: Train, tmp_path: Path) -> None:
+    """One of them a task of an array, which takes its config."""
+    long = "--max_iters=60"
+    numbers = [
+        submit("--seed=1", long, out="job1", options=("--nodes=1",)),
+        submit("--seed=2", long, out="job2", options=("--array=1",), configs=(tmp_path / "gone.py", run_train.config)),
+    ]
     for number in numbers:
         assert submit.cluster.wait_for_job(number)["JobState"] == "COMPLETED"
     ports = [re.search(r"node\d:(\d+)", submit.log(f"job{seed}")) for seed in (1, 2)]
@@ -121,29 +126,20 @@ def test_two_jobs_at_once_do_not_meet(submit: Submit) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_stays_out_of_the_queue(submit: Submit) -> None:
-    number = submit("--learning_rate=1e30", "--warmup_iters=0", "--max_iters=50", out="job")
-    job = submit.cluster.wait_for_job(number)
-    assert (job["JobState"], job["Restarts"]) == ("FAILED", "0"), submit.log("job")
-    assert "error: loss or gradient norm was not finite" in submit.log("job")
-    assert "failed; " in submit.log("job")
-
-
-@pytest.mark.slow
-def test_a_job_that_is_cancelled_saves_and_stays_out_of_the_queue(submit: Submit) -> None:
-    number = submit("--max_iters=1000000", "--eval_interval=0", out="job")
-    submit.wait_for_update("job", 5)
-    submit.cluster.call("scancel", number)
-    job = submit.cluster.wait_for_job(number)
-    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), submit.log("job")
-    status = json.loads((submit.run_train.folder("job") / "status.json").read_text())
+def test_jobs_that_fail_or_are_cancelled_stay_out_of_the_queue(submit: Submit) -> None:
+    cancelled = submit("--max_iters=1000000", "--eval_interval=0", out="cancelled")
+    failed = submit("--learning_rate=1e30", "--warmup_iters=0", "--max_iters=50", out="failed")
+    submit.wait_for_update("cancelled", 5)
+    submit.cluster.call("scancel", cancelled)
+    job = submit.cluster.wait_for_job(cancelled)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), submit.log("cancelled")
+    status = json.loads((submit.run_train.folder("cancelled") / "status.json").read_text())
     assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
 
-
-@pytest.mark.slow
-def test_a_task_of_an_array_takes_its_config(submit: Submit, run_train: Train, tmp_path: Path) -> None:
-    number = submit(out="job", options=("--array=1",), configs=(tmp_path / "gone.py", run_train.config))
-    assert submit.cluster.wait_for_job(number)["JobState"] == "COMPLETED", submit.log("job")
+    job = submit.cluster.wait_for_job(failed)
+    assert (job["JobState"], job["Restarts"]) == ("FAILED", "0"), submit.log("failed")
+    assert "error: loss or gradient norm was not finite" in submit.log("failed")
+    assert "failed; " in submit.log("failed")
 
 
 @pytest.mark.slow
