@@ -40,7 +40,7 @@ SIZES = {
         most_sequences=64,
         trial_updates=15,
         # Compiles in seconds; its heads are GPT-2's, so that attention is the same kernel.
-        resume_model=("--n_layer=4", "--n_head=4", "--n_embd=256", "--block_size=512"),
+        resume_model=("--n_layer=2", "--n_head=4", "--n_embd=256", "--block_size=512"),
         bench_training=(),
         bench_optimizers=METHODS,
     ),

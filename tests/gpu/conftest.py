@@ -18,5 +18,6 @@ def _torch_as_it_was() -> Iterator[None]:
     precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_float32_matmul_precision(precision)
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:
+        torch.use_deterministic_algorithms(deterministic)
     torch.cuda.empty_cache()

@@ -37,7 +37,7 @@ BY_ELEMENT, BY_MATRIX = 1e-3, 5e-2
 MATRIX_METHODS = ("mars-shampoo", "muon", "shampoo")  # bfloat16 iterations; inverse roots of nearly singular matrices
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-5)], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_golden_trajectories(case: dict[str, Any], dtype: torch.dtype, tolerance: float) -> None:
     follow(case, dtype, tolerance, compile=False, device="cuda")
