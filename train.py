@@ -8,7 +8,6 @@ optimizers see the same ones.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import sys
 from contextlib import closing
@@ -19,11 +18,9 @@ from typing import Any
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training begins, Ctrl-C has nothing to save
 
-# On a CPU, a thread that waits for the others spins before it sleeps: by OpenMP's default so long that a run slows
-# tenfold when another program uses one of the cores. And memory in pages of 2 MB takes less time to get. Both are read
-# when torch is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+from training.environment import set_defaults
+
+set_defaults()
 
 import torch
 from torch import Tensor, nn
