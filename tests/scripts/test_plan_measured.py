@@ -40,7 +40,7 @@ CASES = [
 MEASURED_CONFIG = """
 learning_rate, min_lr, beta2 = 1e-4, 0.0, 0.99
 max_iters, eval_interval, checkpoint_interval = 2, 0, 0
-device, compile, compile_optimizer = "cpu", False, False
+device, dtype, compile, compile_optimizer = "cpu", "float32", False, False
 """
 
 
