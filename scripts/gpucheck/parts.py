@@ -80,9 +80,9 @@ def counted(file: Path) -> dict[str, Any]:
 
 
 PARTS = (
-    Part("training", 90, run_training_benchmark),
+    Part("training", 110, run_training_benchmark),
     Part("optimizers", 60, run_optimizer_benchmark),
-    Part("pair", 180, run_pair),
-    Part("resume", 50, run_resume),
-    Part("tests", 88, run_tests),
+    Part("pair", 170, run_pair),
+    Part("resume", 48, run_resume),
+    Part("tests", 80, run_tests),
 )

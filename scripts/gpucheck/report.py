@@ -17,10 +17,10 @@ def part_line(outcome: Outcome) -> str:
 def figure_lines(outcome: Outcome) -> Iterator[str]:
     """The figures that are worth a line; all of them are in the JSON."""
     figures = outcome.figures
-    if outcome.name == "training" and figures:
-        yield f"{'training':12}" + ", ".join(
-            f"{name} {value:.4g}" for name, value in figures.items() if is_number(value)
-        )
+    if outcome.name == "training":
+        for name, value in figures.get("ratios", {}).items():
+            if value is not None:
+                yield f"{'training':12}{name:28}{value:.4g}"
     if outcome.name == "optimizers":
         for row in figures.get("rows", []):
             yield f"{'optimizers':12}{row['method']:18}{row['ratio']:6.2f} x fused AdamW, {1e3 * row['seconds']:.2f} ms"
@@ -50,7 +50,3 @@ def pair_lines(figures: dict[str, Any]) -> Iterator[str]:
             )
     if "mars_time_to_adamw_time" in figures:
         yield f"{'pair':12}an update of MARS-AdamW takes {figures['mars_time_to_adamw_time']:.3f} times AdamW's"
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -41,7 +41,11 @@ SIZES = {
         trial_updates=15,
         # Compiles in seconds; its heads are GPT-2's, so that attention is the same kernel.
         resume_model=("--n_layer=2", "--n_head=4", "--n_embd=256", "--block_size=512"),
-        bench_training=(),
+        # GPT-2 small with half its layers, since two of the three ways are compiled.
+        bench_training=(
+            *("--layers=6", "--heads=12", "--width=768", "--block=1024", "--batch=8"),
+            *("--rounds=5", "--updates=4"),
+        ),
         bench_optimizers=METHODS,
     ),
     "cpu": Sizes(
@@ -53,7 +57,10 @@ SIZES = {
         most_sequences=8,
         trial_updates=10,
         resume_model=SMALL_MODEL,
-        bench_training=(),
+        bench_training=(
+            *("--layers=1", "--heads=2", "--width=32", "--vocab=512", "--block=32", "--batch=2"),
+            *("--rounds=2", "--updates=2", "--compile=false"),
+        ),
         bench_optimizers=("--layers=1", "--width=32", "--vocab=64", "--repeat=2", "--no-compile", *METHODS),
     ),
 }

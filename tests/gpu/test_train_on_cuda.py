@@ -115,12 +115,12 @@ def test_a_checkpoint_needs_no_gpu(run_train: Train, tmp_path: Path) -> None:
 SHAPE = {"n_layer": 4, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304, "batch_size": 4}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "mars-adamw"])
-def test_the_peak_of_memory_is_as_planned(run_train: Train, tmp_path: Path, optimizer: str) -> None:
+@pytest.mark.parametrize(("optimizer", "chunked"), [("adamw", False), ("mars-adamw", False), ("mars-adamw", True)])
+def test_the_peak_of_memory_is_as_planned(run_train: Train, tmp_path: Path, optimizer: str, chunked: bool) -> None:
     data = write_tokens(tmp_path / "tokens", np.arange(50_000) % 64, np.arange(9_000) % 64)
     sizes = [f"--{key}={value}" for key, value in SHAPE.items()]
     settings = [*sizes, f"--optimizer={optimizer}", f"--dataset={data}", "--total_batch_size=8", "--max_iters=2"]
-    settings += ["--device=cuda", "--dtype=bfloat16", "--eval_interval=0", *EAGER]
+    settings += ["--device=cuda", "--dtype=bfloat16", f"--chunked_loss={chunked}", "--eval_interval=0", *EAGER]
     config = load_config(run_train.config, settings)
     planner = MemoryPlanner(config, MACHINES["h100"], 1)
     planned = planner.memory(config.batch_size, planner.optimizer(config, False)).total - MACHINES["h100"].overhead
