@@ -83,9 +83,8 @@ class GPT2Tokenizer:
 
         self._definition = gpt2()
         self._of_thread = threading.local()
-        ordinary = range(self.end_of_text)
-        lengths = [len(self.encoding.decode_single_token_bytes(token)) for token in ordinary]
-        self.token_bytes = np.array([*lengths, 0], dtype=np.int64)
+        ranks = self._definition["mergeable_ranks"]
+        self.token_bytes = np.array([*map(len, sorted(ranks, key=ranks.__getitem__)), 0], dtype=np.int64)
 
     @property
     def encoding(self) -> "tiktoken.Encoding":

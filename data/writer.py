@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,10 @@ def partial_folder(out: Path) -> Iterator[Path]:
 
 
 class TokenFile:
-    """A token file in the making, with what meta.json says of it."""
+    """A token file in the making, with what meta.json says of it: that is found by `background`, an executor of one
+    thread, while the next tokens are gathered."""
 
-    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, path: Path, tokenizer: Tokenizer, background: Executor) -> None:
         self.path = path
         self.tokenizer = tokenizer
         self.tokens = 0
@@ -80,21 +82,33 @@ class TokenFile:
         self.first: int | None = None
         self._file = path.open("wb")
         self._sha = hashlib.sha256()
+        self._background = background
+        self._digested: Future[None] | None = None
 
     def write(self, tokens: NDArray[np.uint16]) -> None:
+        """Appends `tokens`, which must stay as they are from here on."""
+        self._wait()  # so that no more than two segments are in memory
+        self._digested = self._background.submit(self._digest, tokens)
         self._file.write(tokens.data)
-        self._sha.update(tokens.data)
-        for start in range(0, len(tokens), 1 << 20):  # in parts, since bincount makes an int64 copy
-            self.counts += np.bincount(tokens[start : start + (1 << 20)], minlength=len(self.counts))
         if self.first is None and len(tokens):
             self.first = int(tokens[0])
         self.tokens += len(tokens)
 
+    def _digest(self, tokens: NDArray[np.uint16]) -> None:
+        self._sha.update(tokens.data)
+        for start in range(0, len(tokens), 1 << 20):  # in parts, since bincount makes an int64 copy
+            self.counts += np.bincount(tokens[start : start + (1 << 20)], minlength=len(self.counts))
+
+    def _wait(self) -> None:
+        if self._digested is not None:
+            self._digested.result()
+
     def close(self) -> dict[str, Any]:
-        """Brings it to disk; returns its entry for meta.json."""
+        """Brings it to disk; returns its entry for meta.json. `counts` are complete from here on."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        self._wait()
         text_bytes = int(self.counts @ self.tokenizer.token_bytes)
         return {
             "tokens": self.tokens,
@@ -115,8 +129,8 @@ def write_splits(
     """
     if tokens < 2:
         raise DataError(f"too little text: {documents} documents with {tokens} tokens in all; give more text")
-    train, val = (TokenFile(folder / name, tokenizer) for name in ("train.bin", "val.bin"))
-    with (folder / "tokens").open("rb", buffering=0) as source:
+    with (folder / "tokens").open("rb", buffering=0) as source, ThreadPoolExecutor(1) as background:
+        train, val = (TokenFile(folder / name, tokenizer, background) for name in ("train.bin", "val.bin"))
         if documents == 1:
             held_out = max(math.ceil(fraction * tokens), min(tokens // 10, 10_000))
             held_out = min(held_out, tokens - 1)
@@ -128,7 +142,7 @@ def write_splits(
             order = write_order(folder / "order", documents, seed)
             _copy_documents(folder, order, documents, range(held_out), source.fileno(), val)
             _copy_documents(folder, order, documents, range(held_out, documents), source.fileno(), train)
-    return {"splits": {"train": train.close(), "val": val.close()}, "unigram_loss": unigram_loss(train, val)}
+        return {"splits": {"train": train.close(), "val": val.close()}, "unigram_loss": unigram_loss(train, val)}
 
 
 def unigram_loss(train: TokenFile, val: TokenFile) -> float | None:

@@ -1,12 +1,15 @@
 """The parts of data preparation by themselves: cutting long texts, running ahead, the split, memory."""
 
+import hashlib
 import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -169,6 +172,18 @@ def test_order_is_the_permutation_of_numpy(tmp_path: Path, documents: int, monke
     assert np.array_equal(np.fromfile(tmp_path / "order", dtype), expected)
 
 
+class SlowHash:
+    """Still at work when the last segment is written."""
+
+    def __init__(self) -> None:
+        self.sha = hashlib.sha256()
+        self.hexdigest = self.sha.hexdigest
+
+    def update(self, content: bytes) -> None:
+        time.sleep(0.002)
+        self.sha.update(content)
+
+
 def test_splits_in_small_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of all lengths, with segments, groups and blocks much smaller than the corpus."""
     generator = np.random.default_rng(0)
@@ -180,12 +195,20 @@ def test_splits_in_small_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(writer, "SEGMENT", 300)
     monkeypatch.setattr(writer, "GROUP", 70)
     monkeypatch.setattr(writer, "BLOCK", 128)
+    monkeypatch.setattr(writer, "hashlib", SimpleNamespace(sha256=SlowHash))
     total = sum(map(len, documents))
-    writer.write_splits(tmp_path, len(documents), total, ByteTokenizer(), fraction=0.1, seed=7)
+    result = writer.write_splits(tmp_path, len(documents), total, ByteTokenizer(), fraction=0.1, seed=7)
     order = np.random.default_rng(7).permutation(len(documents))
     for name, part in (("val.bin", order[:300]), ("train.bin", order[300:])):
         expected = list(chain.from_iterable(documents[i] for i in part))
-        assert np.fromfile(tmp_path / name, "<u2").tolist() == expected
+        content = (tmp_path / name).read_bytes()
+        assert np.frombuffer(content, "<u2").tolist() == expected
+        assert result["splits"][name.removesuffix(".bin")] == {
+            "tokens": len(expected),
+            "documents": len(part),
+            "bytes": len(expected) - len(part),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
 
 
 # ---- memory ----
