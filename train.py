@@ -23,7 +23,7 @@ from training.environment import set_defaults
 set_defaults()
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from configs import ConfigError, TrainConfig, describe, load_config
@@ -32,6 +32,7 @@ from data.tokens import Dataset
 from model import GPT, GPTConfig
 from optim import (
     build_optimizer,
+    clip_gradients,
     describe_groups,
     learning_rate_at,
     load_optimizer_state,
@@ -251,9 +252,7 @@ class Training:
     def _unscale_and_clip(self, optimizer: Optimizer) -> Tensor:
         """Takes the scaler's factor out of the gradients and clips them. Returns their norm before clipping."""
         self.scaler.unscale_(optimizer)
-        if self.config.grad_clip > 0:
-            return nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
-        return nn.utils.get_total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
+        return clip_gradients(self.model.parameters(), self.config.grad_clip)
 
     def _schedule(self) -> float:
         """Sets the learning rate of this update and returns it."""

@@ -8,6 +8,7 @@ from optim.build import (
     optimizer_metrics,
     record_reference_gradient,
 )
+from optim.gradients import clip_gradients
 from optim.mars import MARS
 from optim.schedule import LinearGamma, learning_rate_at, set_learning_rate
 from optim.sharded import ShardedOptimizer
@@ -17,6 +18,7 @@ __all__ = [
     "LinearGamma",
     "ShardedOptimizer",
     "build_optimizer",
+    "clip_gradients",
     "describe_groups",
     "learning_rate_at",
     "load_optimizer_state",

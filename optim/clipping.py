@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from optim.batch import Batch
-from optim.estimator import compute_dtype
+from optim.gradients import host_norm
 from optim.kernels import estimate_norm
 from optim.runner import Runner
 
@@ -46,7 +46,7 @@ class Clipping:
         Args:
             device: where to gather what concerns all batches.
         """
-        norms_of_grads = [[_host_norm(grad) for grad in batch.grads] if _has_bounds(batch) else [] for batch in batches]
+        norms_of_grads = [[host_norm(grad) for grad in batch.grads] if _has_bounds(batch) else [] for batch in batches]
         lengths = [
             self._bounds(batch, norms) if _has_bounds(batch) else _lengths(batch, run)
             for batch, norms in zip(batches, norms_of_grads, strict=True)
@@ -140,22 +140,14 @@ def _lengths(batch: Batch, run: Runner, indices: list[int] | None = None) -> Ten
         rows = [(grads[index], references[index]) for index in indices]
         return torch.stack(run.reduce(estimate_norm, rows, batch.scalars(), batch.flags))
     if batch.device.type == "cpu":
-        return torch.tensor([_host_norm(grads[index]) for index in indices], dtype=torch.float64)
+        return torch.tensor([host_norm(grads[index]) for index in indices], dtype=torch.float64)
     return torch.stack(torch._foreach_norm([grads[index] for index in indices], 2, dtype=batch.dtype))
 
 
 def norm_of(grad: Tensor) -> Tensor:
     """The norm of a gradient (0-d)."""
     on_host = grad.device.type == "cpu"
-    return torch.tensor(_host_norm(grad), dtype=torch.float64) if on_host else torch.linalg.vector_norm(grad)
-
-
-def _host_norm(grad: Tensor) -> float:
-    """The norm of a gradient on a CPU."""
-    if grad.dtype == compute_dtype(grad.dtype) and grad.is_contiguous():
-        flat = grad.view(-1)
-        return math.sqrt(torch.dot(flat, flat).item())  # a norm at the speed of memory
-    return torch.linalg.vector_norm(grad, dtype=compute_dtype(grad.dtype)).item()
+    return torch.tensor(host_norm(grad), dtype=torch.float64) if on_host else torch.linalg.vector_norm(grad)
 
 
 def _factor(norm: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from optim.estimator import Scalars, compute_dtype
+from optim.in_place import in_place
 from optim.kernels import Flags
 
 Row = Sequence[Tensor | None]
@@ -50,8 +51,9 @@ class Runner:
         """Runs an elementwise kernel, which updates tensors in place."""
         done = self._compiled(kernel, rows, scalars, flags)
         for row in rows[len(done) :]:
+            eager = in_place(kernel, row)
             for piece in _pieces(row):
-                kernel(*piece, scalars, flags)
+                eager(*piece, scalars, flags)
 
     def reduce(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, flags: Flags) -> list[Tensor]:
         """Runs a kernel that makes one 0-d tensor of a row."""

@@ -7,6 +7,9 @@ Steps alternate with fused AdamW's, with a copy of all gradients and with the ma
 iteration, so that another program on the machine slows all of them; ratios are of medians. The gradients are the
 model's on two batches of random tokens in turn, clipped as in a run.
 
+With --norms what is timed is what an update does: the norm of the gradient is taken, as train.py takes it to clip, and
+then the step made. That is more work for AdamW, and none for MARS, which finds these norms otherwise by itself.
+
 Bytes are those that the method has to move, each tensor once a pass; of MARS-Shampoo and Muon without what the products
 move. A copy counts as a read and a write; but a CPU also reads what a copy is about to overwrite, so that an optimizer,
 which writes what it has read, can move more bytes a second than a copy.
@@ -32,12 +35,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as in train.py; read when tor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from configs import TrainConfig
 from model import GPT, GPTConfig
-from optim import MARS, build_optimizer, optimizer_metrics, record_reference_gradient
+from optim import MARS, build_optimizer, clip_gradients, optimizer_metrics, record_reference_gradient
 from optim.clipping import SURELY_SHORT
 from optim.orthogonal import BATCH, iteration_dtype
 from training.console import fail
@@ -45,6 +48,7 @@ from training.console import fail
 WARM_UP = 2  # steps: compilation, and with the second one every tensor of the state
 ITERATIONS = 5  # of Newton-Schulz
 SEQUENCES, TOKENS = 2, 64  # of a batch
+UPDATES = ("adamw", "record", "step")  # of what is timed: what a run does with a gradient after it took the norm
 
 BASELINE = TrainConfig(learning_rate=1e-9, min_lr=0.0, compile_optimizer=True)  # parameters stay where they are
 PUBLISHED = replace(BASELINE, optimizer="mars-adamw", beta1=0.95, beta2=0.99, betas_1d=(0.9, 0.95))
@@ -93,7 +97,7 @@ class Row:
 
     method: str
     seconds: float
-    """of a step; exact: with the recording of a reference gradient"""
+    """of a step; exact: with the recording of a reference gradient; with --norms: each with the norm before it"""
     adamw_seconds: float
     ratio: float
     ratio_of_minima: float
@@ -142,6 +146,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--optimizers", metavar="NAME", nargs="+", choices=METHODS, default=DEFAULT, help=" ".join(METHODS)
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the numbers there")
+    parser.add_argument("--norms", action="store_true", help="take the gradient's norm before each step, and time both")
     parser.add_argument("--no-compile", action="store_true", help="step eagerly; several times slower")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args(argv)
@@ -178,11 +183,13 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     torch.manual_seed(1)
     heads = args.width // 64 if args.width % 64 == 0 else 1
     config = GPTConfig(n_layer=args.layers, n_head=heads, n_embd=args.width, vocab_size=args.vocab)
-    bench = Bench(GPT(config).to(args.device), args.repeat)
+    bench = Bench(GPT(config).to(args.device), args.repeat, args.norms)
     norms = " and ".join(f"{norm:.2f}" for norm in bench.norms)
     print(f"GPT-2 of {args.layers} layers, width {args.width}, vocabulary {args.vocab}:", end=" ")
     print(f"{bench.model.num_parameters():,} parameters in {len(bench.copies)} tensors.")
-    print(f"Gradients of norm {norms}, clipped to 1. Medians of {args.repeat} steps.\n")
+    print(
+        f"Gradients of norm {norms}, clipped to 1. Medians of {args.repeat} {'updates' if args.norms else 'steps'}.\n"
+    )
     print("\n".join(table_head()), flush=True)
     for name in ["adamw", *(name for name in dict.fromkeys(args.optimizers) if name != "adamw")]:
         compiled = METHODS[name].compile_optimizer is True and not args.no_compile
@@ -192,8 +199,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 class Bench:
     """A model with its gradients on two batches, and fused AdamW over it."""
 
-    def __init__(self, model: GPT, repeat: int) -> None:
-        self.model, self.repeat = model, repeat
+    def __init__(self, model: GPT, repeat: int, takes_norms: bool = False) -> None:
+        self.model, self.repeat, self.takes_norms = model, repeat, takes_norms
         self.device = next(model.parameters()).device
         pairs = [self._gradients() for _ in range(2)]
         self.norms = [norm for _, norm in pairs]
@@ -208,7 +215,7 @@ class Bench:
         self.model.zero_grad()
         loss = self.model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), BASELINE.grad_clip).item()
+        norm = clip_gradients(self.model.parameters(), BASELINE.grad_clip).item()
         return {p: p.grad for p in self.model.parameters() if p.grad is not None}, norm
 
     def row(self, name: str, config: TrainConfig) -> Row:
@@ -222,6 +229,8 @@ class Bench:
         medians = {key: statistics.median(values) for key, values in times.items()}
         copied = 2 * sum(copy.nbytes for copy in self.copies.values())
         moved = step_bytes(optimizer, *self.gradients) / 2 + step_bytes(optimizer, *reversed(self.gradients)) / 2
+        if self.takes_norms and not isinstance(optimizer, MARS):
+            moved += copied / 2
         rate = moved / medians["step"]
         return Row(
             method=name,
@@ -255,17 +264,24 @@ class Bench:
         turns: list[dict[str, float]] = []
         clip_rates: list[float] = []
         for turn in range(WARM_UP + self.repeat):
-            seconds = {}
+            seconds, norms = dict[str, float](), dict[str, float]()
             for part, run in parts.items():
                 # Exact: the reference is of the other batch too, so that the correction is not zero.
                 for parameter, grad in self.gradients[int(part == "record") if exact else turn % 2].items():
                     parameter.grad = grad
+                before = self._seconds(self._take_norm) if self.takes_norms and part in UPDATES else 0.0
                 seconds[part] = self._seconds(run)
+                norms[part] = before
             if exact:
-                seconds["step"] += seconds["record"]
+                seconds["step"] += seconds["record"] + norms["record"]
+            for part in {"adamw", "step"} & set(seconds):
+                seconds[part] += norms[part]
             turns.append({"step": seconds["adamw"]} | seconds)
             clip_rates += [value.item() for key, value in optimizer_metrics(optimizer).items() if "clip_rate" in key]
         return {part: [seconds[part] for seconds in turns[WARM_UP:]] for part in turns[0]}, clip_rates[WARM_UP:]
+
+    def _take_norm(self) -> None:
+        clip_gradients(self.model.parameters(), 0.0)
 
     def _copy(self) -> None:
         for parameter, copy in self.copies.items():
@@ -420,6 +436,7 @@ def write_json(path: Path, rows: list[Row], args: argparse.Namespace) -> None:
     values: dict[str, Any] = {
         **settings,
         "compile": not args.no_compile,
+        "norms": args.norms,
         "machine": machine(args.device),
         "rows": [asdict(row) for row in rows],
         "targets": list(outcomes(rows)),

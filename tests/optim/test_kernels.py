@@ -86,12 +86,36 @@ def test_norms_of_a_device_clip_as_bounds_on_a_cpu_do(monkeypatch: pytest.Monkey
     assert clip == "none" or 0 < sum(results[0][1]) < 8
 
 
+@pytest.mark.parametrize("clip", [0.5, 1.0])
+@pytest.mark.parametrize("corrects", [True, False])
+@torch.no_grad()
+def test_an_eager_adamw_is_the_kernel_however_it_is_cut_and_shared(clip: float, corrects: bool) -> None:
+    shape = (701, 303)  # more than a piece
+    row = [torch.rand(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    row[2][:3, :7] = math.nan  # unknown
+    if not corrects:
+        row[2] = None  # type: ignore[call-overload]
+    row.append(torch.tensor(clip))
+    whole = copy.deepcopy(row)
+    adamw_step(*whole, SCALARS, flags(guarded=False))
+    threads, results = torch.get_num_threads(), []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        results.append(copy.deepcopy(row))
+        Runner(False).update(adamw_step, [results[-1]], SCALARS, flags(guarded=False))
+    torch.set_num_threads(threads)
+    for place, expected in enumerate(whole):
+        if expected is not None:
+            torch.testing.assert_close(results[0][place], expected, rtol=1e-6, atol=1e-7)
+            assert all(torch.equal(result[place], results[0][place]) for result in results)
+
+
 def test_an_eager_kernel_in_pieces_is_the_kernel() -> None:
     shape = (700, 300)  # more than a piece
-    rows = [(*(torch.rand(shape) for _ in range(5)), torch.tensor(0.5))]
+    rows = [(*(torch.rand(shape) for _ in range(4)), torch.tensor(0.5))]
     whole = copy.deepcopy(rows)
-    Runner(False).update(adamw_step, rows, SCALARS, flags(guarded=False))
-    adamw_step(*whole[0], SCALARS, flags(guarded=False))
+    Runner(False).update(lion_step, rows, SCALARS, flags(guarded=False))
+    lion_step(*whole[0], SCALARS, flags(guarded=False))
     for a, b in zip(rows[0], whole[0], strict=True):
         assert torch.equal(a, b)
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from model import GPT, GPTConfig
-from optim import preconditioner
+from optim import clip_gradients, preconditioner
 from scripts import bench_optimizers as bench
 
 TINY = ["--layers=2", "--width=32", "--vocab=64", "--repeat=2", "--no-compile"]
@@ -72,6 +72,25 @@ def test_targets_are_judged_by_what_was_measured(outcome: SimpleNamespace) -> No
         verdict = f"{'reached' if found['reached'] else 'missed'}: {value:.3f}"
         assert any(line.startswith(target.text) and line.endswith(verdict) for line in outcome.lines)
     assert [found["reached"] for found in bench.outcomes([])] == [None] * len(bench.TARGETS)
+
+
+@pytest.mark.parametrize(("method", "norms"), [("adamw", 1), ("mars-lion", 2), ("mars-adamw-exact", 3)])
+def test_norms_are_taken_before_steps_and_recordings_and_found_by_mars(
+    method: str, norms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`norms`: in a turn, in which fused AdamW has one."""
+    taken: list[float] = []
+
+    def noted(parameters: Any, max_norm: float) -> torch.Tensor:
+        taken.append(max_norm)
+        return clip_gradients(parameters, max_norm)
+
+    work = bench.Bench(GPT(GPTConfig(n_layer=1, n_head=1, n_embd=32, vocab_size=64)), repeat=2, takes_norms=True)
+    monkeypatch.setattr(bench, "clip_gradients", noted)
+    row = work.row(method, bench.replace(bench.METHODS[method], compile_optimizer=False))
+    assert taken == [0.0] * norms * (bench.WARM_UP + 2)
+    if method == "adamw":
+        assert row.bytes_per_parameter == 32  # and those of the norm
 
 
 # --- what is counted ---
