@@ -40,9 +40,10 @@ from optim import (
     record_reference_gradient,
     set_learning_rate,
 )
+from training.ahead import BatchesAhead, in_order
 from training.checkpoint import CheckpointFolder
 from training.console import fail, prepare, say
-from training.device import autocast, peak_flops, resolve, set_determinism, to_device
+from training.device import autocast, peak_flops, resolve, set_determinism
 from training.errors import report
 from training.evaluation import validation_loss
 from training.folder import FolderLock, check_folder
@@ -124,7 +125,7 @@ class Training:
             "vocab_size": config.vocab_size,
         }
         accumulation = config.accumulation_steps(processes.size)
-        self.batches = TrainingBatches(data.train, accumulation=accumulation, seed=config.seed, **shares)
+        batches = TrainingBatches(data.train, accumulation=accumulation, seed=config.seed, **shares)
         self.validation = EvaluationBatches(data.val, **shares)
 
         folder = Path(config.out_dir)
@@ -135,6 +136,8 @@ class Training:
         self.reporter: Reporter | None = None  # on the main process
         self.ratios: dict[str, float] = {}  # of the last update, if it was measured
         self._restore()
+        order = in_order(range(self.update + 1, config.max_iters + 1), accumulation, config.exact)
+        self.batches = BatchesAhead(batches, order, processes.device)
 
     def _restore(self) -> None:
         """Sets the run's position: that of its newest checkpoint, or the start."""
@@ -165,7 +168,7 @@ class Training:
             self._say(f"nothing to do: {self.update} of {self.config.max_iters} updates are done")
             self.status.confirm_finished(self.update)
             return 0
-        with self.stop, closing(self.checkpoints):
+        with self.stop, closing(self.checkpoints), self.batches:
             self._open_outputs()
             self._train()
             return self._end()
@@ -234,10 +237,10 @@ class Training:
         config, device = self.config, self.processes.device
         if config.dropout > 0:
             torch.manual_seed(dropout_seed(config.seed, update, self.processes.rank))
-        steps = self.batches.accumulation
+        steps = config.accumulation_steps(self.processes.size)
         total = torch.zeros((), device=device)
         for step in range(steps):
-            inputs, targets = (to_device(part, device) for part in self.batches.micro_batch(update, step))
+            inputs, targets = self.batches.micro_batch(update, step)
             with self.processes.accumulate(self.parallel, last=step == steps - 1):
                 with autocast(device, config.dtype):
                     _, loss = self.parallel(inputs, targets)
