@@ -39,6 +39,7 @@ from optim import (
     optimizer_metrics,
     record_reference_gradient,
     set_learning_rate,
+    step_if,
 )
 from training.ahead import BatchesAhead, in_order
 from training.checkpoint import CheckpointFolder
@@ -50,6 +51,7 @@ from training.folder import FolderLock, check_folder
 from training.health import BadUpdates
 from training.hosts import open_data
 from training.metrics import TrainingClock, abandon_rows
+from training.outcomes import Outcomes, defers
 from training.processes import Processes, leave
 from training.ratios import update_ratios
 from training.record import announce
@@ -116,6 +118,8 @@ class Training:
         # The scaler unscales gradients once for each optimizer. This one stands for an update's second gradient.
         self.reference_pass = SGD(self.model.parameters(), lr=0.0)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.dtype == "float16")
+
+        self.outcomes = Outcomes(processes, self._note, defers(processes.device, config.dtype))
 
         shares: dict[str, Any] = {
             "block_size": config.block_size,
@@ -184,16 +188,16 @@ class Training:
         while self.update < config.max_iters and not self.stopping:
             self.update += 1
             lr = self._schedule()
-            loss, grad_norm = self._train_once()
-            if self.reporter is not None:
-                self.reporter.count_clipped(grad_norm)
-                if self._due(config.log_interval) or self.update == 1:
-                    self.reporter.training(self.update, loss, lr, grad_norm, self._figures())
+            log = self._due(config.log_interval) or self.update == 1
+            evaluate, save = self._due(config.eval_interval), self._due(config.checkpoint_interval)
+            self._train_once(read=log or evaluate or save)
+            if log and self.reporter is not None:
+                loss, grad_norm = self.outcomes.last
+                self.reporter.training(self.update, loss, lr, grad_norm, self._figures())
 
-            evaluate = self._due(config.eval_interval) and not self.stopping
+            evaluate = evaluate and not self.stopping
             # Weights that only lead to bad updates must not take the place of good ones.
-            good = self.bad_updates.in_row == 0 or self.update == config.max_iters
-            save = self._due(config.checkpoint_interval) and good
+            save = save and (self.bad_updates.in_row == 0 or self.update == config.max_iters)
             if evaluate or save or self.stopping:
                 self.clock.stop()
                 improved = evaluate and self._evaluate()
@@ -202,34 +206,37 @@ class Training:
                 self.clock.start()
         self.clock.stop()
 
-    def _train_once(self) -> tuple[float, float]:
-        """One update, unless loss or gradient are not finite. Returns the mean loss of all processes and the norm of
-        the gradient before clipping."""
+    def _train_once(self, read: bool) -> None:
+        """One update, unless loss or gradient are not finite. All processes learn here whether one was asked to stop.
+
+        Args:
+            read: whether its loss is wanted now; otherwise the host may run ahead of the device.
+        """
         if self.config.exact:
             self._backward(self.update + 1)
             self._unscale_and_clip(self.reference_pass)
             record_reference_gradient(self.optimizer)
             self.optimizer.zero_grad(set_to_none=True)
-        local_loss = self._backward(self.update)
-        local_norm = self._unscale_and_clip(self.optimizer)
-        loss, grad_norm = self._agree(local_loss, local_norm)
-        excused = self.scaler.is_enabled() and math.isfinite(loss) and self.scaler.get_scale() > 1
+        loss = self._backward(self.update)
+        grad_norm = self._unscale_and_clip(self.optimizer)
+        self.stopping = agreed_reason(self.processes.sum(self.stop.votes()))
+        allowed = self.outcomes.add(self.update, loss, grad_norm, read or self.stopping is not None)
         self.ratios = {}
-        if self.bad_updates.note(self.update, loss, grad_norm, excused):
+        if isinstance(allowed, Tensor):
+            step_if(self.optimizer, allowed)
+        elif allowed:
             measure = self.reporter is not None and self._due(self.config.eval_interval) and not self.stopping
             with update_ratios(self.optimizer, measure) as self.ratios:
                 self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss, grad_norm
 
-    def _agree(self, loss: Tensor, grad_norm: Tensor) -> tuple[float, float]:
-        """The mean loss and gradient norm, the same on all processes, which also learn here whether one was asked to
-        stop. Waits for the device, once an update: whether it may be made cannot be known earlier."""
-        size, values = self.processes.size, torch.stack([loss, grad_norm]).tolist()
-        loss_sum, norm_sum, *asked = self.processes.sum([*values, *self.stop.votes()])
-        self.stopping = agreed_reason(asked)
-        return loss_sum / size, norm_sum / size
+    def _note(self, update: int, loss: float, grad_norm: float) -> bool:
+        """Takes note of the outcome of each update, in order. Returns whether it may be made."""
+        if self.reporter is not None:
+            self.reporter.count_clipped(grad_norm)
+        excused = self.scaler.is_enabled() and math.isfinite(loss) and self.scaler.get_scale() > 1
+        return self.bad_updates.note(update, loss, grad_norm, excused)
 
     def _backward(self, update: int) -> Tensor:
         """The gradient of the present weights on an update's batch, averaged over micro-batches and processes. Returns

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.console import flush
@@ -57,12 +57,12 @@ class Processes:
         return distributed.is_initialized()
 
     def connect(self) -> None:
-        """Joins the process group: nccl between CUDA devices, gloo elsewhere. Waits for all processes."""
+        """Joins the process group: nccl for tensors on CUDA, gloo for those in host memory, so that what hosts tell
+        each other waits for no device. Waits for all processes."""
         if self.size > 1:
             on_cuda = self.device.type == "cuda"
-            distributed.init_process_group(
-                "nccl" if on_cuda else "gloo", timeout=TIMEOUT, device_id=self.device if on_cuda else None
-            )
+            backends = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+            distributed.init_process_group(backends, timeout=TIMEOUT, device_id=self.device if on_cuda else None)
 
     def close(self) -> None:
         """Leaves the process group."""
@@ -97,9 +97,17 @@ class Processes:
         """Each value summed over the processes, in float64."""
         if self.size == 1:
             return values
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device if self.device.type == "cuda" else "cpu")
+        tensor = torch.tensor(values, dtype=torch.float64)
         distributed.all_reduce(tensor)
         return tensor.tolist()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the processes of a tensor in host memory or on CUDA, where the host does not wait for it."""
+        if self.size == 1:
+            return values
+        total = values.clone()
+        distributed.all_reduce(total)
+        return total / self.size
 
     def any(self, value: bool) -> bool:
         """Whether one process or more says yes; the same answer on all."""

@@ -1,5 +1,5 @@
-"""train.py with something broken in it: `faulty.py CONFIG.py [--key=value ...] --fault=KIND,UPDATE,RANK`; RANK may be
-`all`. In a test's own process, `with fault(...)`."""
+"""train.py with something broken in it: `faulty.py CONFIG.py [--key=value ...] --fault=KIND,UPDATE,RANK [--deferred]`;
+RANK may be `all`; --deferred reads losses as late as on CUDA. In a test's own process, `with fault(...)`."""
 
 import math
 import os
@@ -64,8 +64,10 @@ def main(arguments: list[str]) -> int:
     """As that of train.py."""
     (spec,) = (argument.removeprefix("--fault=") for argument in arguments if argument.startswith("--fault="))
     kind, update, rank = spec.split(",")
-    with fault(kind, {int(update)}, None if rank == "all" else int(rank)):
-        return train.main([argument for argument in arguments if not argument.startswith("--fault=")])
+    rest = [argument for argument in arguments if not argument.startswith("--fault=") and argument != "--deferred"]
+    defers = (lambda *_: True) if "--deferred" in arguments else train.defers
+    with mock.patch.object(train, "defers", defers), fault(kind, {int(update)}, None if rank == "all" else int(rank)):
+        return train.main(rest)
 
 
 if __name__ == "__main__":
