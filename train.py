@@ -216,7 +216,7 @@ class Training:
             self._backward(self.update + 1)
             self._unscale_and_clip(self.reference_pass)
             record_reference_gradient(self.optimizer)
-            self.optimizer.zero_grad(set_to_none=True)
+            self.processes.clear_gradients(self.parallel, self.optimizer)
         loss = self._backward(self.update)
         grad_norm = self._unscale_and_clip(self.optimizer)
         self.stopping = agreed_reason(self.processes.sum(self.stop.votes()))
@@ -229,7 +229,7 @@ class Training:
             with update_ratios(self.optimizer, measure) as self.ratios:
                 self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.processes.clear_gradients(self.parallel, self.optimizer)
 
     def _note(self, update: int, loss: float, grad_norm: float) -> bool:
         """Takes note of the outcome of each update, in order. Returns whether it may be made."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from training.console import flush
 from training.device import pick_device
@@ -81,6 +82,11 @@ class Processes:
         if isinstance(model, DistributedDataParallel) and not last:
             return model.no_sync()
         return nullcontext()
+
+    def clear_gradients(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Makes room for those of the next batch. Those of DistributedDataParallel stay in its buckets: made anew, they
+        would lie beside them until the last micro-batch."""
+        optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
 
     def average_gradients(self, model: nn.Module) -> None:
         """Averages gradients on devices that no backend of torch.distributed reaches (MPS), by way of the host."""

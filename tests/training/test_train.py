@@ -160,6 +160,22 @@ def test_gradients_travel_with_the_last_micro_batch_only(monkeypatch: pytest.Mon
     assert entered == [wrapped]
 
 
+def test_gradients_stay_in_buckets_and_go_where_there_are_none() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from training.processes import Processes
+
+    processes = Processes(rank=0, local_rank=0, size=2, device=torch.device("cpu"))
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight])
+    weight.grad = bucket = torch.ones(3)
+    processes.clear_gradients(DistributedDataParallel.__new__(DistributedDataParallel), optimizer)
+    assert weight.grad is bucket
+    assert not bucket.any()
+    processes.clear_gradients(torch.nn.Linear(1, 1), optimizer)
+    assert weight.grad is None
+
+
 def test_optimizers_see_the_same_batches_whatever_the_evaluation(run_train: Train) -> None:
     """The first loss depends on nothing but weights and batch, and evaluating draws no random number."""
     runs = [run_train("--dropout=0.1", f"--eval_interval={n}", out=f"e{n}") for n in (0, 1, 4)]
