@@ -11,8 +11,9 @@ import math
 import os
 import signal
 import sys
+import time
 from contextlib import closing
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from configs import ConfigError, TrainConfig, describe, load_config
-from data.batches import EvaluationBatches, TrainingBatches, dropout_seed
+from data.batches import dropout_seed
 from data.tokens import Dataset
 from model import GPT, GPTConfig
 from optim import (
@@ -41,7 +42,7 @@ from optim import (
     set_learning_rate,
     step_if,
 )
-from training.ahead import BatchesAhead, in_order
+from training.ahead import open_batches
 from training.checkpoint import CheckpointFolder
 from training.console import fail, prepare, say
 from training.device import autocast, peak_flops, resolve, set_determinism
@@ -121,17 +122,6 @@ class Training:
 
         self.outcomes = Outcomes(processes, self._note, defers(processes.device, config.dtype))
 
-        shares: dict[str, Any] = {
-            "block_size": config.block_size,
-            "batch_size": config.batch_size,
-            "rank": processes.rank,
-            "processes": processes.size,
-            "vocab_size": config.vocab_size,
-        }
-        accumulation = config.accumulation_steps(processes.size)
-        batches = TrainingBatches(data.train, accumulation=accumulation, seed=config.seed, **shares)
-        self.validation = EvaluationBatches(data.val, **shares)
-
         folder = Path(config.out_dir)
         self.checkpoints = CheckpointFolder(folder / "checkpoints", config.keep_checkpoints, speaks=processes.is_main)
         self.stop = StopRequest(config.stop_seconds, self._end_at_deadline, announce=processes.is_main)
@@ -140,8 +130,7 @@ class Training:
         self.reporter: Reporter | None = None  # on the main process
         self.ratios: dict[str, float] = {}  # of the last update, if it was measured
         self._restore()
-        order = in_order(range(self.update + 1, config.max_iters + 1), accumulation, config.exact)
-        self.batches = BatchesAhead(batches, order, processes.device)
+        self.batches, self.validation = open_batches(config, data, processes, self.update)
 
     def _restore(self) -> None:
         """Sets the run's position: that of its newest checkpoint, or the start."""
@@ -163,6 +152,7 @@ class Training:
             load_optimizer_state(self.optimizer, saved["optimizer"])
             if saved["scaler"]:  # empty where the run was not in float16 until now
                 self.scaler.load_state_dict(saved["scaler"])
+            self.resume = replace(self.resume, saved=None)  # as large as the model and the optimizer's state
         elif config.init_from is not None:
             load_initial_weights(self.model, config.init_from, self.processes)
 
@@ -283,6 +273,7 @@ class Training:
 
     def _evaluate(self) -> bool:
         """Evaluates, unless asked to stop meanwhile. Returns whether the loss is the best so far."""
+        start = time.perf_counter()
         loss = validation_loss(
             self.model, self.validation, self.processes, self.config.dtype, lambda: self.stop.reason is not None
         )
@@ -294,7 +285,7 @@ class Training:
         if improved:
             self.best_val_loss, self.best_iter = loss, self.update
         if self.reporter is not None:
-            self.reporter.evaluation(self.update, loss, improved, self.ratios)
+            self.reporter.evaluation(self.update, loss, improved, time.perf_counter() - start, self.ratios)
         return improved
 
     def _save(self) -> None:

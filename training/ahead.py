@@ -8,11 +8,15 @@ from concurrent.futures import Future
 from itertools import islice
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from data.batches import TrainingBatches
+from configs import TrainConfig
+from data.batches import EvaluationBatches, TrainingBatches
+from data.tokens import Dataset
+from training.processes import Processes
 
 DEPTH = 2  # micro-batches that are made ahead
 Request = tuple[int, int]  # update and step
@@ -84,6 +88,23 @@ class BatchesAhead:
         if self.device.type == "cuda":  # from pinned memory a copy runs beside what the host does next
             inputs, targets = inputs.pin_memory(), targets.pin_memory()
         return inputs, targets
+
+
+def open_batches(
+    config: TrainConfig, data: Dataset, processes: Processes, done: int
+) -> tuple[BatchesAhead, EvaluationBatches]:
+    """A process's batches of a run that goes on after `done` updates, and those of an evaluation."""
+    shares: dict[str, Any] = {
+        "block_size": config.block_size,
+        "batch_size": config.batch_size,
+        "rank": processes.rank,
+        "processes": processes.size,
+        "vocab_size": config.vocab_size,
+    }
+    steps = config.accumulation_steps(processes.size)
+    training = TrainingBatches(data.train, accumulation=steps, seed=config.seed, **shares)
+    order = in_order(range(done + 1, config.max_iters + 1), steps, config.exact)
+    return BatchesAhead(training, order, processes.device), EvaluationBatches(data.val, **shares)
 
 
 def in_order(updates: range, steps: int, exact: bool) -> Iterator[Request]:

@@ -82,7 +82,9 @@ def deferred(run_train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
 
 def figures(outcome: Outcome) -> list[dict[str, object]]:
     """The rows without what comes from a clock."""
-    return [{k: v for k, v in row.items() if k not in ("time", "tokens_per_sec")} for row in outcome.rows]
+    return [
+        {k: v for k, v in row.items() if k not in ("time", "tokens_per_sec", "eval_seconds")} for row in outcome.rows
+    ]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=" ".join)

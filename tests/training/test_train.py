@@ -37,6 +37,8 @@ def test_a_run_learns_and_leaves_its_folder(run_train: Train, optimizer: str) ->
     assert val[0]["val/loss"] == pytest.approx(math.log(64), abs=0.1)
     assert val[-1]["val/loss"] < 3.2 < val[0]["val/loss"]
     assert {"lr", "grad_norm", "tokens_per_sec"} <= set(train[0])
+    assert all(row["eval_seconds"] >= 0 for row in val)
+    assert done.stdout.count(", training waited ") >= len(val)
     assert ("mars/clip_rate" in train[0]) == optimizer.startswith("mars-")
     times = [row["time"] for row in done.rows]
     assert times == sorted(times)
