@@ -44,7 +44,7 @@ from optim import (
 )
 from training.ahead import open_batches
 from training.checkpoint import CheckpointFolder
-from training.console import fail, prepare, say
+from training.console import prepare, say
 from training.device import autocast, peak_flops, resolve, set_determinism
 from training.errors import report
 from training.evaluation import validation_loss
@@ -342,13 +342,9 @@ class Training:
         """From another thread, when a request to stop could not be met in time. Returns the exit status."""
         if not self.processes.is_main or self.status.ended:
             return self.code
-        fail(
-            f"{reason}: no end after {self.config.stop_seconds:g} s; what was done since the last checkpoint (update "
-            f"{self.status.update}, or the one before) is lost; --stop_seconds= gives more time"
-        )
         # torchrun sends SIGTERM also when another process has failed.
         failed = reason == "SIGTERM" and self.processes.size > 1 and not self.stopping
-        self.status.write("failed" if failed else "stopped", self.status.update, reason)
+        self.status.give_up(reason, self.config.stop_seconds, failed)
         return STOPPED
 
     def _say(self, line: str) -> None:
