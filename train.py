@@ -8,7 +8,6 @@ optimizers see the same ones.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import sys
 import time
@@ -20,9 +19,9 @@ from typing import Any
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until training begins, Ctrl-C has nothing to save
 
-# On a CPU, a thread that waits for the others spins before it sleeps: by OpenMP's default so long that a run slows
-# tenfold when another program uses one of the cores. Read when torch is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+from training.environment import set_defaults
+
+set_defaults()
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +44,7 @@ from optim import (
 from training.ahead import open_batches
 from training.checkpoint import CheckpointFolder
 from training.console import prepare, say
-from training.device import autocast, peak_flops, resolve, set_determinism
+from training.device import autocast, keep_freed_memory, peak_flops, resolve, set_determinism
 from training.errors import report
 from training.evaluation import validation_loss
 from training.folder import FolderLock, check_folder
@@ -103,12 +102,14 @@ class Training:
     def __init__(self, config: TrainConfig, processes: Processes, data: Dataset, status: Status) -> None:
         self.config, self.processes, self.data, self.status = config, processes, data, status
         set_determinism(config.deterministic)
+        if processes.device.type == "cpu":
+            keep_freed_memory()
         if processes.device.type == "cuda" and config.dtype != "float32":
             torch.set_float32_matmul_precision("high")
         torch.manual_seed(config.seed)  # the same initial weights on every process
 
         sizes = {field.name: getattr(config, field.name) for field in fields(GPTConfig)}
-        self.model = GPT(GPTConfig(**sizes)).to(processes.device)
+        self.model = GPT(GPTConfig(**sizes), bool(config.chunked_loss)).to(processes.device)
         if config.compile:
             self.model.compile()
         self.parallel = processes.wrap(self.model)
@@ -240,7 +241,7 @@ class Training:
             inputs, targets = self.batches.micro_batch(update, step)
             with self.processes.accumulate(self.parallel, last=step == steps - 1):
                 with autocast(device, config.dtype):
-                    _, loss = self.parallel(inputs, targets)
+                    loss = self.parallel(inputs, targets)
                 loss = loss / steps
                 self.scaler.scale(loss * config.gradient_multiplier).backward()
             total += loss.detach()

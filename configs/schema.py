@@ -161,10 +161,13 @@ class TrainConfig:
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$")] = "auto"
     """auto (cuda, else mps, else cpu), cpu, cuda, cuda:N or mps"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """numbers of the forward and backward pass; weights stay float32. auto: on CUDA bfloat16 where the GPU has it,
-    else float16; elsewhere float32"""
+    """numbers of the forward and backward pass; weights stay float32. auto: bfloat16 where the GPU or the CPU computes
+    in it, else float16 on CUDA and float32 elsewhere"""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the model; auto: on CUDA"""
+    chunked_loss: bool | Literal["auto"] = "auto"
+    """find the loss from blocks of the vocabulary, so that the logits of a micro-batch are never all in memory, for a
+    third more operations of the output head; auto: on a CPU, where it is faster too"""
     deterministic: bool = False
     """ask torch for algorithms that give the same bits each time, so that a resume on CUDA is exact to the last one;
     slower there, and no different on a CPU"""

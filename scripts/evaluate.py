@@ -25,11 +25,10 @@ import torch
 
 from data.items import COUNT, PREPARED, Item, read_items
 from data.tokenizers import Tokenizer
-from scripts.evaluation.command import Parser, add_model_options, load, number, tokenizer_of
+from scripts.evaluation.command import Parser, add_model_options, dtype_for, load, number, tokenizer_of
 from scripts.evaluation.hellaswag import DEFINITION, Accuracy, accuracy
 from scripts.evaluation.validation import Loss, measure, open_validation
 from training.console import prepare, say, warn
-from training.device import pick_dtype
 from training.errors import report
 from training.folder import write_json
 from training.processes import Processes, leave
@@ -103,7 +102,7 @@ def evaluate(args: argparse.Namespace, processes: Processes) -> None:
         file = args.hellaswag.absolute()
         questions = Questions(file, read_items(file, args.limit), tokenizer_of(trained))
     processes.connect()
-    dtype = pick_dtype(args.dtype, processes.device)
+    dtype = dtype_for(args, trained, processes.device)
     if processes.device.type == "cuda" and dtype != "float32":
         torch.set_float32_matmul_precision("high")  # as in training
     batch_size = args.batch_size or trained.settings["batch_size"]

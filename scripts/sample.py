@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from data.tokenizers import Tokenizer
-from scripts.evaluation.command import Parser, add_model_options, load, number, tokenizer_of
+from scripts.evaluation.command import Parser, add_model_options, dtype_for, load, number, tokenizer_of
 from scripts.evaluation.sampling import Choice, sample
 from training.console import prepare
-from training.device import pick_device, pick_dtype
+from training.device import pick_device
 from training.errors import report
 from training.processes import leave
 
@@ -86,7 +86,7 @@ def texts(args: argparse.Namespace) -> Iterator[str]:
     tokenizer = tokenizer_of(trained)
     text = sys.stdin.buffer.read() if args.prompt == "-" else args.prompt
     prompt = tokenizer.encode([text], complete=False).tolist()
-    choice, dtype = Choice(args.temperature, args.top_k, args.top_p), pick_dtype(args.dtype, device)
+    choice, dtype = Choice(args.temperature, args.top_k, args.top_p), dtype_for(args, trained, device)
     generator = torch.Generator().manual_seed(args.seed)
     for number_ in range(args.samples):
         if number_ > 0:

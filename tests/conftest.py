@@ -40,6 +40,7 @@ eval_interval = 3
 log_interval = 1
 checkpoint_interval = 0
 device = "cpu"
+dtype = "float32"
 compile = False
 """
 

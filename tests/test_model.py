@@ -51,7 +51,7 @@ def test_the_initial_loss_is_that_of_a_uniform_guess() -> None:
     torch.manual_seed(0)
     model = GPT(GPTConfig(**TINY))
     tokens = torch.randint(32, (16, 9))
-    _, loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss = model(tokens[:, :-1], tokens[:, 1:])
     assert loss.item() == pytest.approx(math.log(32), abs=0.05)
 
 
@@ -60,7 +60,7 @@ def test_a_position_sees_only_the_past() -> None:
     tokens = torch.randint(32, (1, 8))
     changed = tokens.clone()
     changed[0, 5] = (changed[0, 5] + 1) % 32
-    before, after = model(tokens)[0], model(changed)[0]
+    before, after = model(tokens), model(changed)
     assert torch.equal(before[:, :5], after[:, :5])
     assert not torch.allclose(before[:, 5:], after[:, 5:])
 
@@ -90,21 +90,21 @@ def test_targets_of_minus_one_do_not_count() -> None:
     tokens, targets = torch.randint(32, (2, 8)), torch.randint(32, (2, 8))
     masked = targets.clone()
     masked[:, 4:] = -1
-    _, loss = model(tokens, masked)
-    _, expected = model(tokens[:, :4], targets[:, :4])
+    loss = model(tokens, masked)
+    expected = model(tokens[:, :4], targets[:, :4])
     torch.testing.assert_close(loss, expected)
 
 
 def test_dropout_acts_in_training_only() -> None:
     model = GPT(GPTConfig(**TINY, dropout=0.5))
     tokens = torch.randint(32, (2, 8))
-    assert not torch.equal(model(tokens)[0], model(tokens)[0])
+    assert not torch.equal(model(tokens), model(tokens))
     torch.manual_seed(1)
-    first = model(tokens)[0]
+    first = model(tokens)
     torch.manual_seed(1)
-    assert torch.equal(first, model(tokens)[0])
+    assert torch.equal(first, model(tokens))
     model.eval()
-    assert torch.equal(model(tokens)[0], model(tokens)[0])
+    assert torch.equal(model(tokens), model(tokens))
 
 
 def test_clear_errors() -> None:

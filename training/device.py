@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,8 @@ from training import RunError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
 # Dense bfloat16/float16 tensor-core rates with float32 accumulation, from NVIDIA's data sheets, in operations a second.
 # The first name that is part of the device's name counts.
@@ -59,9 +62,15 @@ def pick_dtype(name: Dtype, device: torch.device) -> Dtype:
     """The numbers of the forward and backward pass: `name`, or for auto what suits the device."""
     if name != "auto":
         return name
-    if device.type != "cuda":
-        return "float32"
-    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return "bfloat16" if device.type == "cpu" and cpu_has_bfloat16() else "float32"
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the CPU multiplies matrices of bfloat16 by instructions of its own (AVX-512 BF16, AMX); elsewhere torch
+    computes them in float32 in small parts, slower than float32 itself."""
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()
 
 
 def resolve(config: TrainConfig, device: torch.device) -> TrainConfig:
@@ -71,7 +80,22 @@ def resolve(config: TrainConfig, device: torch.device) -> TrainConfig:
         device=device.type,
         dtype=pick_dtype(config.dtype, device),
         compile=device.type == "cuda" if config.compile == "auto" else config.compile,
+        chunked_loss=device.type == "cpu" if config.chunked_loss == "auto" else config.chunked_loss,
     )
+
+
+def keep_freed_memory() -> None:
+    """Has the C library keep the memory of freed tensors for the next ones, as CUDA's allocator does. glibc gives large
+    blocks back to the system, and takes as long to get them again, page by page, as to compute what is in them.
+
+    Does nothing where the C library is another one, or the environment says how it is to allocate.
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ):
+        return
+    with suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def set_determinism(wanted: bool) -> None:

@@ -27,7 +27,7 @@ def validation_loss(
     in float64, so that the result depends neither on the number of processes nor on the micro-batch.
 
     Args:
-        model: returns (logits, mean loss over the targets that count) of (inputs, targets).
+        model: returns the mean loss over the targets that count of (inputs, targets).
         batches: this process's share.
         dtype: of the forward pass.
         stopping: asked before each batch; when one process says yes, all break off.
@@ -43,7 +43,7 @@ def validation_loss(
         inputs, targets = batches[index]
         counts.append(int((targets != IGNORED).sum()))
         with autocast(processes.device, dtype):
-            _, loss = model(to_device(inputs, processes.device), to_device(targets, processes.device))
+            loss = model(to_device(inputs, processes.device), to_device(targets, processes.device))
         losses.append(loss)
     model.train(was_training)
     if broken_off:

@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import torch
 
 from data.tokenizers import Tokenizer, make_tokenizer
 from training import RunError
-from training.device import DTYPES
+from training.device import DTYPES, Dtype, pick_dtype
 from training.trained import TOKENS, TrainedModel, load_trained
 
 
@@ -33,7 +33,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=["auto", *DTYPES],
         default="auto",
-        help="of the forward pass; auto: as train.py does on the device",
+        help="of the forward pass; auto: that of the run on the device that trained it, else as train.py chooses",
     )
 
 
@@ -53,6 +53,15 @@ def load(args: argparse.Namespace, device: torch.device) -> TrainedModel:
         known = f"its tokens are {trained.tokenizer}" if trained.tokenizer else f"its vocabulary has {rows} rows"
         raise RunError(f"--tokenizer {args.tokenizer}: does not fit {trained.path}: {known}")
     return replace(trained, tokenizer=args.tokenizer)
+
+
+def dtype_for(args: argparse.Namespace, trained: TrainedModel, device: torch.device) -> Dtype:
+    """The numbers of the forward pass. Those of the run give its own losses again, but only the device that trained it
+    is known to be fast in them."""
+    used = trained.settings.get("dtype")
+    if args.dtype == "auto" and used in DTYPES and trained.settings.get("device") == device.type:
+        return cast("Dtype", used)
+    return pick_dtype(args.dtype, device)
 
 
 def tokenizer_of(trained: TrainedModel) -> Tokenizer:

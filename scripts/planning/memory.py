@@ -12,6 +12,7 @@ from configs import TrainConfig
 from scripts.planning.machines import Machine
 from scripts.planning.passes import PassCounter, new_model
 from scripts.planning.states import OptimizerCounter, OptimizerMemory
+from training.device import pick_dtype
 
 FLOAT32 = 4
 
@@ -40,7 +41,9 @@ class MemoryPlanner:
     def __init__(self, config: TrainConfig, machine: Machine, processes: int) -> None:
         self.machine, self.processes = machine, processes
         self.total_batch_size = config.total_batch_size
-        self.dtype = ("bfloat16" if machine.on_gpu else "float32") if config.dtype == "auto" else config.dtype
+        self.dtype: str = config.dtype
+        if config.dtype == "auto":
+            self.dtype = "bfloat16" if machine.on_gpu else pick_dtype("auto", torch.device("cpu"))
         with torch.device("meta"):
             self.model = new_model(config)
         self._passes = PassCounter(config, self.dtype, machine.on_gpu, buckets=processes > 1)

@@ -1,16 +1,17 @@
 """What the forward and backward passes of an update hold in memory, beside weights and optimizer state.
 
-The passes are those of `train.py`, on tensors without memory: each micro-batch's loss is differentiated while the
-logits are still referred to, gradients stay for the next micro-batch. Numbers below float32 are autocast's.
+The passes are those of `train.py`, on tensors without memory; gradients stay for the next micro-batch. Numbers below
+float32 are autocast's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+import model
 from configs import TrainConfig
 from model import GPT, GPTConfig
 from scripts.planning.ledger import Ledger
@@ -54,6 +56,13 @@ class FlashAttention(TorchFunctionMode):
         return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
 
 
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """The model's tensors here are a CPU's, which it treats in ways of their own."""
+    with patch.multiple(model, SHORT=0, AT_ONCE={}), FlashAttention():
+        yield
+
+
 class PassCounter:
     """Counts the passes of a config's model for any micro-batch.
 
@@ -69,7 +78,8 @@ class PassCounter:
         self.block_size = config.block_size
         self._mode = FakeTensorMode()
         with self._mode:
-            self._model = new_model(config)
+            chunked = not on_gpu if config.chunked_loss == "auto" else config.chunked_loss
+            self._model = new_model(config, chunked)
         self.count = cache(self._count)
 
     def _count(self, batch_size: int, accumulation: int) -> Passes:
@@ -88,15 +98,15 @@ class PassCounter:
         hooks.append(self._model.transformer.register_forward_pre_hook(_labels(ledger, "activations")))
         hooks.append(self._model.transformer.register_forward_hook(_labels(ledger, "logits and loss")))
         try:
-            with self._mode, FlashAttention() if self.on_gpu else nullcontext(), ledger:
-                for _step in range(steps):
+            with self._mode, as_on_a_gpu() if self.on_gpu else nullcontext(), ledger:
+                for _ in range(steps):
                     tokens = torch.zeros(batch_size, self.block_size, dtype=torch.int64)
                     with torch.autocast("cpu", DTYPES[self.dtype], enabled=self.dtype != "float32"):
-                        _, loss = self._model(tokens, tokens)
+                        loss = self._model(tokens, tokens)
                     loss = loss / accumulation
                     ledger.label = "backward"
                     loss.backward()
-                del _, loss, tokens
+                del loss, tokens
         finally:
             for hook in hooks:
                 hook.remove()
@@ -104,9 +114,10 @@ class PassCounter:
         return Passes({label: ledger.at_peak[label] for label in LABELS})
 
 
-def new_model(config: TrainConfig) -> GPT:
+def new_model(config: TrainConfig, chunked_loss: bool = False) -> GPT:
     """A config's model, on torch's default device."""
-    return GPT(GPTConfig(**{field.name: getattr(config, field.name) for field in fields(GPTConfig)}))
+    sizes = {field.name: getattr(config, field.name) for field in fields(GPTConfig)}
+    return GPT(GPTConfig(**sizes), chunked_loss)
 
 
 def _labels(ledger: Ledger, label: str) -> Callable[..., None]:

@@ -65,14 +65,15 @@ def test_trajectory_compiled(dtype: torch.dtype, tolerance: float) -> None:
     assert 5 <= graphs <= 16  # a few for each kernel, none for a shape or a step
 
 
-def follow(case: dict[str, Any], dtype: torch.dtype, tolerance: float, compile: bool) -> None:
+def follow(case: dict[str, Any], dtype: torch.dtype, tolerance: float, compile: bool, device: str = "cpu") -> None:
     """Steps along a trajectory and holds every point against the expected one."""
     if "svd" in case["name"]:
         tolerance = max(tolerance, 1e-9) if dtype == torch.float64 else 1e-5  # the factor is sensitive to small values
     if case["name"] == NEWTON_SCHULZ:
         tolerance = 2e-2 * case["hyper"]["lr"] * len(case["grads"])  # of the distance that a step of this method covers
     parameters = {
-        name: torch.nn.Parameter(torch.tensor(entry["value"], dtype=dtype)) for name, entry in case["params"].items()
+        name: torch.nn.Parameter(torch.tensor(entry["value"], dtype=dtype, device=device))
+        for name, entry in case["params"].items()
     }
     references = case.get("previous_grads")
     orthogonal = "newton-schulz" if case["name"] == NEWTON_SCHULZ else "svd"
@@ -80,7 +81,7 @@ def follow(case: dict[str, Any], dtype: torch.dtype, tolerance: float, compile: 
 
     def set_gradients(values: dict[str, Any]) -> None:
         for name, parameter in parameters.items():
-            parameter.grad = torch.tensor(values[name], dtype=dtype)
+            parameter.grad = torch.tensor(values[name], dtype=dtype, device=device)
 
     for step, (grads, expected) in enumerate(zip(case["grads"], case["expected"], strict=True)):
         if references is not None and step + 1 < len(references):
@@ -90,7 +91,7 @@ def follow(case: dict[str, Any], dtype: torch.dtype, tolerance: float, compile: 
         optimizer.step()
         for name, parameter in parameters.items():
             want = torch.tensor(expected[name], dtype=torch.float64)
-            torch.testing.assert_close(parameter.detach().double(), want, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(parameter.detach().cpu().double(), want, rtol=tolerance, atol=tolerance)
 
 
 def test_the_cases_cover_every_variant() -> None:

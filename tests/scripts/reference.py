@@ -16,6 +16,6 @@ def by_hand(model: GPT, context: list[int], continuation: list[int]) -> float:
     for place in range(len(context), len(whole)):
         end = len(context) + ((place - len(context)) // piece + 1) * piece
         first = max(0, min(end, len(whole)) - block - 1)
-        logits = exact(torch.tensor([whole[first:place]]))[0][0, -1]
+        logits = exact(torch.tensor([whole[first:place]]))[0, -1]
         total += torch.log_softmax(logits, 0)[whole[place]].item()
     return total

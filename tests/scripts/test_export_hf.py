@@ -60,7 +60,7 @@ def test_the_files_compute_what_the_model_does(run_train: Train, tmp_path: Path,
     config, _, state = opened(tmp_path / "out")
     tokens = torch.arange(32).view(2, 16)
     with torch.no_grad():
-        logits = load_trained(run).model(tokens)[0]
+        logits = load_trained(run).model(tokens)
     torch.testing.assert_close(logits_of(state, tokens, inverse_layer=scaled), logits, rtol=1e-5, atol=1e-5)
     assert config["scale_attn_by_inverse_layer_idx"] is scaled
     shape = {"n_layer": 3, "n_head": 3, "n_embd": 24, "n_positions": 16, "vocab_size": 64}

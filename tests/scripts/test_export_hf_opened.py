@@ -39,7 +39,7 @@ def their_logits(folder: Path, attention: str) -> Tensor:
 
 def our_logits(run: Path) -> Tensor:
     with torch.no_grad():
-        return load_trained(run).model(INPUT)[0]
+        return load_trained(run).model(INPUT)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

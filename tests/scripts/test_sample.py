@@ -142,7 +142,7 @@ def test_greedy_is_the_model_s_argmax() -> None:
     trained = TrainedModel(model, {}, 0, Path("a.pt"), "bytes")
     tokens = [1, 2, 3]
     for _ in range(20):
-        tokens.append(int(model(torch.tensor([tokens[-16:]]))[0][0, -1, :257].argmax()))
+        tokens.append(int(model(torch.tensor([tokens[-16:]]))[0, -1, :257].argmax()))
     assert drawn(trained, [1, 2, 3], 20, replace(ALL, temperature=0.0)) == tokens[3:]
 
 

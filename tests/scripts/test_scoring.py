@@ -56,7 +56,7 @@ def test_greedy_is_what_the_model_would_say(model: GPT) -> None:
     context = [5, 6, 7]
     said: list[int] = []
     for _ in range(6):
-        said.append(int(model(torch.tensor([context + said]))[0][0, -1].argmax()))
+        said.append(int(model(torch.tensor([context + said]))[0, -1].argmax()))
     wrong = [*said[:5], (said[5] + 1) % 64]
     assert [greedy for _, greedy in loglikelihoods(model, [(context, said), (context, wrong)], batch_size=2)] == [
         True,

@@ -27,7 +27,7 @@ def by_hand(dataset: Path, updates: int, gamma: float) -> dict[str, torch.Tensor
 
     def gradient(update: int) -> dict[str, torch.Tensor]:
         model.zero_grad()
-        _, loss = model(*batches.micro_batch(update, 0))
+        loss = model(*batches.micro_batch(update, 0))
         assert loss is not None
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -49,7 +49,7 @@ def started_logits(run_train: Train, init_from: str, *settings: str) -> Tensor:
     run = start(run_train, init_from, *settings)
     assert run.status == 0, run.stderr
     with torch.no_grad():
-        return load_trained(run.folder).model(INPUT)[0]
+        return load_trained(run.folder).model(INPUT)
 
 
 def complaint(outcome: Outcome) -> str:

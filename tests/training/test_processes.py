@@ -83,7 +83,6 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
-    assert pick_dtype("auto", cpu) == "float32"
     assert pick_dtype("float16", cpu) == "float16"
     for has_bfloat16, expected in ((True, "bfloat16"), (False, "float16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has_bfloat16: has)

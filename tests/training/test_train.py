@@ -16,6 +16,7 @@ from model import GPT, GPTConfig
 from optim.build import BUILDERS
 from tests.conftest import ROOT, Outcome, Train
 from tests.helpers import write_tokens
+from training.device import pick_dtype
 
 OPTIMIZERS = sorted(BUILDERS)
 
@@ -60,7 +61,9 @@ def test_config_json_records_what_was_used(run_train: Train, dataset: Path) -> N
     (dataset / "meta.json").write_text(json.dumps({"tokenizer": "bytes", "vocab_size": 64, "unigram_loss": 4.0}))
     done = run_train("--max_iters=1", "--dtype=auto", "--compile=auto")
     record = json.loads((done.folder / "config.json").read_text())
-    assert (record["max_iters"], record["dtype"], record["compile"], record["device"]) == (1, "float32", False, "cpu")
+    dtype = pick_dtype("auto", torch.device("cpu"))
+    assert (record["max_iters"], record["dtype"], record["device"]) == (1, dtype, "cpu")
+    assert (record["compile"], record["chunked_loss"]) == (False, True)
     assert (record["processes"], record["gradient_accumulation_steps"], record["tokens_per_update"]) == (1, 2, 128)
     assert (
         record["parameters"]

@@ -1,0 +1,211 @@
+"""Two ways of making the same updates of a GPT, each in a process of its own, since the allocator is a process's.
+
+The plain way is that of a first reading of nanoGPT on the device: float32, no compiler, attention matrices and logits
+written out, AdamW not fused. The other one is what `train.py` does with the settings that `auto` stands for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+import model
+from configs import TrainConfig
+from data.batches import TrainingBatches
+from data.tokens import TokenStream
+from model import GPT, GPTConfig
+from optim import build_optimizer, learning_rate_at, set_learning_rate
+from training.device import autocast, keep_freed_memory, peak_flops, resolve, synchronize, to_device
+from training.environment import DEFAULTS, set_defaults
+
+PARTS = ("data", "forward", "backward", "clipping", "optimizer", "logging")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How updates are made."""
+
+    name: str
+    plain: bool
+    settings: dict[str, Any]
+    """keys of the config, over those of the benchmark"""
+
+
+PLAIN = Way("plain", True, {"dtype": "float32", "compile": False, "chunked_loss": False})
+OURS = Way("ours", False, {})
+OURS_FLOAT32 = Way("ours, float32", False, {"dtype": "float32"})
+
+
+@dataclass
+class Updates:
+    """What a number of updates took, and what they gave."""
+
+    seconds: list[dict[str, float]]
+    """of each update, by part"""
+    losses: list[float]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a way was resolved to, and what it costs."""
+
+    config: dict[str, Any]
+    parameters: int
+    flops_per_token: int
+    peak_flops: float | None
+    first_update: float
+    """seconds of the first update, compilation included"""
+
+
+class Trainer:
+    """A model that is trained in one of the ways.
+
+    Args:
+        way: how.
+        config: the benchmark's.
+        tokens: a file of training tokens.
+    """
+
+    def __init__(self, way: Way, config: TrainConfig, tokens: Path) -> None:
+        self.plain = way.plain
+        self.device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
+        self.config = resolve(replace(config, **way.settings), self.device)
+        if self.device.type == "cpu" and not way.plain:
+            keep_freed_memory()
+        if self.device.type == "cuda" and self.config.dtype != "float32":
+            torch.set_float32_matmul_precision("high")
+        self._before = resident("VmRSS") if self.device.type == "cpu" else 0
+        torch.manual_seed(config.seed)
+        sizes = {field.name: getattr(config, field.name) for field in fields(GPTConfig)}
+        self.model = GPT(GPTConfig(**sizes), bool(self.config.chunked_loss)).to(self.device)
+        if self.config.compile:
+            self.model.compile()
+        self.optimizer: torch.optim.Optimizer = build_optimizer(self.model, self.config)
+        if way.plain:
+            groups = [{**group, "fused": False, "foreach": False} for group in self.optimizer.param_groups]
+            self.optimizer = AdamW(groups)
+        self.batches = TrainingBatches(
+            TokenStream([tokens]),
+            block_size=config.block_size,
+            batch_size=config.batch_size,
+            accumulation=1,
+            rank=0,
+            processes=1,
+            seed=config.seed,
+            vocab_size=config.vocab_size,
+        )
+        self.update = 0
+        self.first_update = sum(self.run(1).seconds[0].values())
+
+    def run(self, count: int) -> Updates:
+        """Makes the next updates."""
+        with explicit_attention() if self.plain else nullcontext():
+            made = [self._update() for _ in range(count)]
+        return Updates([seconds for seconds, _ in made], [loss for _, loss in made])
+
+    def setting(self) -> Setting:
+        return Setting(
+            config=asdict(self.config),
+            parameters=self.model.num_parameters(),
+            flops_per_token=self.model.flops_per_token(),
+            peak_flops=peak_flops(self.device, self.config.dtype),
+            first_update=self.first_update,
+        )
+
+    def peak_memory(self) -> int:
+        """Bytes: on CUDA of tensors; on a CPU of the process, above what it held before there was a model. Counts from
+        the last call on."""
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return peak
+        peak = resident("VmHWM") - self._before
+        Path("/proc/self/clear_refs").write_text("5")
+        return peak
+
+    def _update(self) -> tuple[dict[str, float], float]:
+        self.update += 1
+        stamps = [self._now()]
+        inputs, targets = (to_device(part, self.device) for part in self.batches.micro_batch(self.update, 0))
+        stamps.append(self._now())
+        with autocast(self.device, self.config.dtype):
+            loss = self.model(inputs, targets)
+        stamps.append(self._now())
+        loss.backward()
+        stamps.append(self._now())
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+        stamps.append(self._now())
+        config = self.config
+        rate = learning_rate_at(self.update, config.learning_rate, config.min_lr, config.warmup_iters, config.max_iters)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        stamps.append(self._now())
+        value, _ = torch.stack([loss.detach(), norm]).tolist()
+        stamps.append(self._now())
+        return {part: end - start for part, (start, end) in zip(PARTS, pairwise(stamps), strict=True)}, value
+
+    def _now(self) -> float:
+        synchronize(self.device)
+        return time.perf_counter()
+
+
+@contextmanager
+def explicit_attention() -> Iterator[None]:
+    """Attention with its matrices in memory."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float) -> Tensor:
+        scores = query @ key.transpose(-1, -2) * scale
+        past = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        weights = scores.masked_fill(~past, -torch.inf).softmax(dim=-1)
+        return nn.functional.dropout(weights, dropout) @ value
+
+    with patch.object(model, "attend", attend):
+        yield
+
+
+def serve(way: Way, config: TrainConfig, tokens: Path, threads: int | None, connection: Any) -> None:
+    """A process that trains in one way: takes the names and arguments of `Trainer`'s methods, gives their results."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        trainer = Trainer(way, config, tokens)
+        connection.send(None)
+        while (request := connection.recv()) is not None:
+            name, arguments = request
+            method: Callable[..., Any] = getattr(trainer, name)
+            connection.send(method(*arguments))
+    except Exception as error:
+        connection.send(error)
+        raise
+
+
+def resident(key: str) -> int:
+    """VmRSS or VmHWM of this process, in bytes; 0 where /proc does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)
+
+
+@contextmanager
+def environment_of(way: Way) -> Iterator[None]:
+    """For a process that is started meanwhile: what `train.py` sets before torch is loaded, or nothing of it."""
+    with patch.dict(os.environ):
+        for name in DEFAULTS if way.plain else ():
+            os.environ.pop(name, None)
+        if not way.plain:
+            set_defaults()
+        yield
