@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import signal
 import sys
+import time
 from contextlib import closing
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from configs import ConfigError, TrainConfig, describe, load_config
-from data.batches import EvaluationBatches, TrainingBatches, dropout_seed
+from data.batches import dropout_seed
 from data.tokens import Dataset
 from model import GPT, GPTConfig
 from optim import (
@@ -39,16 +40,19 @@ from optim import (
     optimizer_metrics,
     record_reference_gradient,
     set_learning_rate,
+    step_if,
 )
+from training.ahead import open_batches
 from training.checkpoint import CheckpointFolder
-from training.console import fail, prepare, say
-from training.device import autocast, keep_freed_memory, peak_flops, resolve, set_determinism, to_device
+from training.console import prepare, say
+from training.device import autocast, keep_freed_memory, peak_flops, resolve, set_determinism
 from training.errors import report
 from training.evaluation import validation_loss
 from training.folder import FolderLock, check_folder
 from training.health import BadUpdates
 from training.hosts import open_data
 from training.metrics import TrainingClock, abandon_rows
+from training.outcomes import Outcomes, defers
 from training.processes import Processes, leave
 from training.ratios import update_ratios
 from training.record import announce
@@ -118,16 +122,7 @@ class Training:
         self.reference_pass = SGD(self.model.parameters(), lr=0.0)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.dtype == "float16")
 
-        shares: dict[str, Any] = {
-            "block_size": config.block_size,
-            "batch_size": config.batch_size,
-            "rank": processes.rank,
-            "processes": processes.size,
-            "vocab_size": config.vocab_size,
-        }
-        accumulation = config.accumulation_steps(processes.size)
-        self.batches = TrainingBatches(data.train, accumulation=accumulation, seed=config.seed, **shares)
-        self.validation = EvaluationBatches(data.val, **shares)
+        self.outcomes = Outcomes(processes, self._note, defers(processes.device, config.dtype))
 
         folder = Path(config.out_dir)
         self.checkpoints = CheckpointFolder(folder / "checkpoints", config.keep_checkpoints, speaks=processes.is_main)
@@ -137,6 +132,7 @@ class Training:
         self.reporter: Reporter | None = None  # on the main process
         self.ratios: dict[str, float] = {}  # of the last update, if it was measured
         self._restore()
+        self.batches, self.validation = open_batches(config, data, processes, self.update)
 
     def _restore(self) -> None:
         """Sets the run's position: that of its newest checkpoint, or the start."""
@@ -158,6 +154,7 @@ class Training:
             load_optimizer_state(self.optimizer, saved["optimizer"])
             if saved["scaler"]:  # empty where the run was not in float16 until now
                 self.scaler.load_state_dict(saved["scaler"])
+            self.resume = replace(self.resume, saved=None)  # as large as the model and the optimizer's state
         elif config.init_from is not None:
             load_initial_weights(self.model, config.init_from, self.processes)
 
@@ -167,7 +164,7 @@ class Training:
             self._say(f"nothing to do: {self.update} of {self.config.max_iters} updates are done")
             self.status.confirm_finished(self.update)
             return 0
-        with self.stop, closing(self.checkpoints):
+        with self.stop, closing(self.checkpoints), self.batches:
             self._open_outputs()
             self._train()
             return self._end()
@@ -183,16 +180,16 @@ class Training:
         while self.update < config.max_iters and not self.stopping:
             self.update += 1
             lr = self._schedule()
-            loss, grad_norm = self._train_once()
-            if self.reporter is not None:
-                self.reporter.count_clipped(grad_norm)
-                if self._due(config.log_interval) or self.update == 1:
-                    self.reporter.training(self.update, loss, lr, grad_norm, self._figures())
+            log = self._due(config.log_interval) or self.update == 1
+            evaluate, save = self._due(config.eval_interval), self._due(config.checkpoint_interval)
+            self._train_once(read=log or evaluate or save)
+            if log and self.reporter is not None:
+                loss, grad_norm = self.outcomes.last
+                self.reporter.training(self.update, loss, lr, grad_norm, self._figures())
 
-            evaluate = self._due(config.eval_interval) and not self.stopping
+            evaluate = evaluate and not self.stopping
             # Weights that only lead to bad updates must not take the place of good ones.
-            good = self.bad_updates.in_row == 0 or self.update == config.max_iters
-            save = self._due(config.checkpoint_interval) and good
+            save = save and (self.bad_updates.in_row == 0 or self.update == config.max_iters)
             if evaluate or save or self.stopping:
                 self.clock.stop()
                 improved = evaluate and self._evaluate()
@@ -201,34 +198,37 @@ class Training:
                 self.clock.start()
         self.clock.stop()
 
-    def _train_once(self) -> tuple[float, float]:
-        """One update, unless loss or gradient are not finite. Returns the mean loss of all processes and the norm of
-        the gradient before clipping."""
+    def _train_once(self, read: bool) -> None:
+        """One update, unless loss or gradient are not finite. All processes learn here whether one was asked to stop.
+
+        Args:
+            read: whether its loss is wanted now; otherwise the host may run ahead of the device.
+        """
         if self.config.exact:
             self._backward(self.update + 1)
             self._unscale_and_clip(self.reference_pass)
             record_reference_gradient(self.optimizer)
-            self.optimizer.zero_grad(set_to_none=True)
-        local_loss = self._backward(self.update)
-        local_norm = self._unscale_and_clip(self.optimizer)
-        loss, grad_norm = self._agree(local_loss, local_norm)
-        excused = self.scaler.is_enabled() and math.isfinite(loss) and self.scaler.get_scale() > 1
+            self.processes.clear_gradients(self.parallel, self.optimizer)
+        loss = self._backward(self.update)
+        grad_norm = self._unscale_and_clip(self.optimizer)
+        self.stopping = agreed_reason(self.processes.sum(self.stop.votes()))
+        allowed = self.outcomes.add(self.update, loss, grad_norm, read or self.stopping is not None)
         self.ratios = {}
-        if self.bad_updates.note(self.update, loss, grad_norm, excused):
+        if isinstance(allowed, Tensor):
+            step_if(self.optimizer, allowed)
+        elif allowed:
             measure = self.reporter is not None and self._due(self.config.eval_interval) and not self.stopping
             with update_ratios(self.optimizer, measure) as self.ratios:
                 self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss, grad_norm
+        self.processes.clear_gradients(self.parallel, self.optimizer)
 
-    def _agree(self, loss: Tensor, grad_norm: Tensor) -> tuple[float, float]:
-        """The mean loss and gradient norm, the same on all processes, which also learn here whether one was asked to
-        stop. Waits for the device, once an update: whether it may be made cannot be known earlier."""
-        size, values = self.processes.size, torch.stack([loss, grad_norm]).tolist()
-        loss_sum, norm_sum, *asked = self.processes.sum([*values, *self.stop.votes()])
-        self.stopping = agreed_reason(asked)
-        return loss_sum / size, norm_sum / size
+    def _note(self, update: int, loss: float, grad_norm: float) -> bool:
+        """Takes note of the outcome of each update, in order. Returns whether it may be made."""
+        if self.reporter is not None:
+            self.reporter.count_clipped(grad_norm)
+        excused = self.scaler.is_enabled() and math.isfinite(loss) and self.scaler.get_scale() > 1
+        return self.bad_updates.note(update, loss, grad_norm, excused)
 
     def _backward(self, update: int) -> Tensor:
         """The gradient of the present weights on an update's batch, averaged over micro-batches and processes. Returns
@@ -236,10 +236,10 @@ class Training:
         config, device = self.config, self.processes.device
         if config.dropout > 0:
             torch.manual_seed(dropout_seed(config.seed, update, self.processes.rank))
-        steps = self.batches.accumulation
+        steps = config.accumulation_steps(self.processes.size)
         total = torch.zeros((), device=device)
         for step in range(steps):
-            inputs, targets = (to_device(part, device) for part in self.batches.micro_batch(update, step))
+            inputs, targets = self.batches.micro_batch(update, step)
             with self.processes.accumulate(self.parallel, last=step == steps - 1):
                 with autocast(device, config.dtype):
                     loss = self.parallel(inputs, targets)
@@ -273,6 +273,7 @@ class Training:
 
     def _evaluate(self) -> bool:
         """Evaluates, unless asked to stop meanwhile. Returns whether the loss is the best so far."""
+        start = time.perf_counter()
         loss = validation_loss(
             self.model, self.validation, self.processes, self.config.dtype, lambda: self.stop.reason is not None
         )
@@ -284,7 +285,7 @@ class Training:
         if improved:
             self.best_val_loss, self.best_iter = loss, self.update
         if self.reporter is not None:
-            self.reporter.evaluation(self.update, loss, improved, self.ratios)
+            self.reporter.evaluation(self.update, loss, improved, time.perf_counter() - start, self.ratios)
         return improved
 
     def _save(self) -> None:
@@ -341,13 +342,9 @@ class Training:
         """From another thread, when a request to stop could not be met in time. Returns the exit status."""
         if not self.processes.is_main or self.status.ended:
             return self.code
-        fail(
-            f"{reason}: no end after {self.config.stop_seconds:g} s; what was done since the last checkpoint (update "
-            f"{self.status.update}, or the one before) is lost; --stop_seconds= gives more time"
-        )
         # torchrun sends SIGTERM also when another process has failed.
         failed = reason == "SIGTERM" and self.processes.size > 1 and not self.stopping
-        self.status.write("failed" if failed else "stopped", self.status.update, reason)
+        self.status.give_up(reason, self.config.stop_seconds, failed)
         return STOPPED
 
     def _say(self, line: str) -> None:

@@ -77,8 +77,9 @@ class TrainingBatches:
         rows = [self.tokens.read(int(o), self.block_size + 1) for o in offsets[first : first + self.batch_size]]
         windows = np.stack(rows)
         check_tokens(windows, self.vocab_size, self.tokens.name)
-        both = torch.from_numpy(windows.astype(np.int64))
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        # Copied by numpy: torch would start threads of its own for each thread that asks.
+        inputs, targets = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 class EvaluationBatches:

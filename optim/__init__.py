@@ -8,6 +8,7 @@ from optim.build import (
     optimizer_metrics,
     record_reference_gradient,
 )
+from optim.conditional import step_if
 from optim.gradients import clip_gradients
 from optim.mars import MARS
 from optim.schedule import LinearGamma, learning_rate_at, set_learning_rate
@@ -26,4 +27,5 @@ __all__ = [
     "optimizer_metrics",
     "record_reference_gradient",
     "set_learning_rate",
+    "step_if",
 ]

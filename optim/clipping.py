@@ -40,11 +40,12 @@ class Clipping:
         """of the last step: which share of the vectors that may be clipped was longer than 1 (0-d)"""
         self._norms = WeakTensorKeyDictionary()  # of reference gradients in host memory
 
-    def set_factors(self, batches: list[Batch], run: Runner, device: torch.device) -> None:
+    def set_factors(self, batches: list[Batch], run: Runner, device: torch.device, allowed: Tensor | None) -> None:
         """Sets `clips` of every batch.
 
         Args:
             device: where to gather what concerns all batches.
+            allowed: whether the step may change anything at all (0-d bool); None: it may.
         """
         norms_of_grads = [[host_norm(grad) for grad in batch.grads] if _has_bounds(batch) else [] for batch in batches]
         lengths = [
@@ -56,13 +57,14 @@ class Clipping:
             clip: [norms for batch, norms in zip(batches, lengths, strict=True) if batch.group["clip"] == clip]
             for clip in ("tensor", "global")
         }
+        forbidden = [] if allowed is None else [(~allowed).float().reshape(1)]
         sums = torch.stack(
             [
                 _sum([norms.square() for norms in by_clip["global"]], device),
                 _sum([torch.ones_like(norms) for norms in by_clip["global"]], device),
                 _sum([(norms > 1).float() for norms in by_clip["tensor"]], device),
                 _sum([torch.ones_like(norms) for norms in by_clip["tensor"]], device),
-                _sum([(~norms.isfinite()).float() for norms in lengths], device),
+                _sum([(~norms.isfinite()).float() for norms in lengths] + forbidden, device),
             ]
         )
         if self.sum_over_processes is not None:

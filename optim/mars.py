@@ -106,6 +106,8 @@ class MARS(Optimizer):
         }
         self._gamma_schedules: list[Callable[[int], float] | None] = []  # of each group
         self._runner = Runner(compile)
+        self.step_allowed: Tensor | None = None
+        """whether a step may change anything, a 0-d bool on the device of the parameters; None: it may"""
         self._clipping = Clipping()
         self._references = References()
         self._recorded = (
@@ -157,7 +159,7 @@ class MARS(Optimizer):
         self._check_state(work)
         batches = self._batches(work)
         self._runner.decide([parameter for group in self.param_groups for parameter in group["params"]])
-        self._clipping.set_factors(batches, self._runner, self._device)
+        self._clipping.set_factors(batches, self._runner, self._device, self.step_allowed)
         for batch in batches:
             if batch.guarded or not self._clipping.skipped:
                 PRECONDITIONERS[batch.group["preconditioner"]].step(batch, self._runner)
@@ -264,6 +266,7 @@ class MARS(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__.setdefault("step_allowed", None)
         self.__dict__.setdefault("_clipping", Clipping())
         self.__dict__.setdefault("_references", References())
         self.__dict__.setdefault("_recorded", (False, False))

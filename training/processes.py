@@ -10,8 +10,9 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from training.console import flush
 from training.device import pick_device
@@ -57,12 +58,12 @@ class Processes:
         return distributed.is_initialized()
 
     def connect(self) -> None:
-        """Joins the process group: nccl between CUDA devices, gloo elsewhere. Waits for all processes."""
+        """Joins the process group: nccl for tensors on CUDA, gloo for those in host memory, so that what hosts tell
+        each other waits for no device. Waits for all processes."""
         if self.size > 1:
             on_cuda = self.device.type == "cuda"
-            distributed.init_process_group(
-                "nccl" if on_cuda else "gloo", timeout=TIMEOUT, device_id=self.device if on_cuda else None
-            )
+            backends = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+            distributed.init_process_group(backends, timeout=TIMEOUT, device_id=self.device if on_cuda else None)
 
     def close(self) -> None:
         """Leaves the process group."""
@@ -82,6 +83,11 @@ class Processes:
             return model.no_sync()
         return nullcontext()
 
+    def clear_gradients(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Makes room for those of the next batch. Those of DistributedDataParallel stay in its buckets: made anew, they
+        would lie beside them until the last micro-batch."""
+        optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
+
     def average_gradients(self, model: nn.Module) -> None:
         """Averages gradients on devices that no backend of torch.distributed reaches (MPS), by way of the host."""
         if self.size == 1 or not self._averages_by_hand:
@@ -97,9 +103,17 @@ class Processes:
         """Each value summed over the processes, in float64."""
         if self.size == 1:
             return values
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device if self.device.type == "cuda" else "cpu")
+        tensor = torch.tensor(values, dtype=torch.float64)
         distributed.all_reduce(tensor)
         return tensor.tolist()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the processes of a tensor in host memory or on CUDA, where the host does not wait for it."""
+        if self.size == 1:
+            return values
+        total = values.clone()
+        distributed.all_reduce(total)
+        return total / self.size
 
     def any(self, value: bool) -> bool:
         """Whether one process or more says yes; the same answer on all."""

@@ -71,10 +71,11 @@ class Reporter:
             f"{format_count(rate)} tokens/s  {format_duration((last - update) * self.tokens_per_update / rate)} left"
         )
 
-    def evaluation(self, update: int, loss: float, improved: bool, figures: dict[str, float]) -> None:
-        """An evaluation row, with the `figures` of the update before it."""
-        self._write(update, {"val/loss": loss, **figures})
-        say(f"update {update}: validation loss {loss:.4f}{' (best so far)' if improved else ''}")
+    def evaluation(self, update: int, loss: float, improved: bool, seconds: float, figures: dict[str, float]) -> None:
+        """An evaluation row, with the `figures` of the update before it. `seconds`: that training waited."""
+        self._write(update, {"val/loss": loss, "eval_seconds": round(seconds, 3), **figures})
+        best = " (best so far)" if improved else ""
+        say(f"update {update}: validation loss {loss:.4f}{best}, training waited {seconds:.2f} s")
 
     def end(self, update: int, finished: bool, reason: str | None, unwritten: list[str]) -> bool:
         """Closes the files and says how the run ended.

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
-from training.console import warn
+from training.console import fail, warn
 from training.errors import in_a_line
 from training.folder import read_status, write_json
 
@@ -66,6 +66,14 @@ class Status:
             warn(f"{self._path.absolute()} could not be written: {error.strerror}")
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)
+
+    def give_up(self, reason: str, seconds: float, failed: bool) -> None:
+        """Says, and writes, that a request to stop could not be met within so many seconds."""
+        fail(
+            f"{reason}: no end after {seconds:g} s; what was done since the last checkpoint (update {self.update}, or "
+            "the one before) is lost; --stop_seconds= gives more time"
+        )
+        self.write("failed" if failed else "stopped", self.update, reason)
 
     def confirm_finished(self, update: int) -> None:
         """Writes that the run is finished, unless the file says so: it does not after a kill at the very end."""

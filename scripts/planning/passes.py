@@ -86,12 +86,11 @@ class PassCounter:
         """Of an update with micro-batches of `batch_size` sequences; of more than two of them the third is like the
         second."""
         ledger, steps = Ledger(), min(accumulation, 2)
-        last = False
 
         def arrived(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            if last and self.buckets:
-                parameter.grad = None  # copied into its bucket
+            if self.buckets:
+                parameter.grad = None  # added to its bucket
             else:
                 ledger.relabel(parameter.grad, "gradients")
 
@@ -100,8 +99,7 @@ class PassCounter:
         hooks.append(self._model.transformer.register_forward_hook(_labels(ledger, "logits and loss")))
         try:
             with self._mode, as_on_a_gpu() if self.on_gpu else nullcontext(), ledger:
-                for step in range(steps):
-                    last = step == steps - 1
+                for _ in range(steps):
                     tokens = torch.zeros(batch_size, self.block_size, dtype=torch.int64)
                     with torch.autocast("cpu", DTYPES[self.dtype], enabled=self.dtype != "float32"):
                         loss = self._model(tokens, tokens)

@@ -152,10 +152,6 @@ def _assumptions(config: TrainConfig, plan: Plan) -> list[str]:
             "Memory and peak operations of a GPU are those of the data sheet. Not yet measured on a GPU.",
             "Attention is FlashAttention's: no matrix of scores is kept.",
         ]
-    if settings.gpus > 1 and plan.accumulation > 1:
-        lines.append(
-            "With accumulation DDP's buckets and the gradients of parameters are apart until the last micro-batch."
-        )
     if plan.compute.hours is not None and settings.tokens_per_second is None:
         lines.append(
             f"{settings.utilisation:.0%} of the peak is an assumption; it counts no optimizer, network or disk."

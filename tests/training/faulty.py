@@ -1,5 +1,5 @@
-"""train.py with something broken in it: `faulty.py CONFIG.py [--key=value ...] --fault=KIND,UPDATE,RANK`; RANK may be
-`all`. In a test's own process, `with fault(...)`."""
+"""train.py with something broken in it: `faulty.py CONFIG.py [--key=value ...] --fault=KIND,UPDATE,RANK [--deferred]`;
+RANK may be `all`; --deferred reads losses as late as on CUDA. In a test's own process, `with fault(...)`."""
 
 import math
 import os
@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torch import Tensor
 
 import train
-from data.batches import TrainingBatches
 from model import GPT
+from training.ahead import BatchesAhead
 from training.processes import leave
 
 MESSAGE = "the disk of this test is gone"
@@ -33,12 +33,12 @@ def fault(kind: str, updates: Collection[int], rank: int | None = None) -> Itera
         updates: whose batches.
         rank: on this process only; None: on all.
     """
-    whole_batch, whole_forward = TrainingBatches.micro_batch, GPT.forward
+    whole_batch, whole_forward = BatchesAhead.micro_batch, GPT.forward
     bad = False
 
-    def micro_batch(batches: TrainingBatches, update: int, step: int) -> tuple[Tensor, Tensor]:
+    def micro_batch(batches: BatchesAhead, update: int, step: int) -> tuple[Tensor, Tensor]:
         nonlocal bad
-        bad = update in updates and rank in (None, batches.rank)
+        bad = update in updates and rank in (None, batches.batches.rank)
         if bad and kind == "raise":
             raise RuntimeError(MESSAGE)
         if bad and kind == "kill":
@@ -56,7 +56,7 @@ def fault(kind: str, updates: Collection[int], rank: int | None = None) -> Itera
                 loss.register_hook(lambda grad: grad * math.inf)
         return loss
 
-    with mock.patch.object(TrainingBatches, "micro_batch", micro_batch), mock.patch.object(GPT, "forward", forward):
+    with mock.patch.object(BatchesAhead, "micro_batch", micro_batch), mock.patch.object(GPT, "forward", forward):
         yield
 
 
@@ -64,8 +64,10 @@ def main(arguments: list[str]) -> int:
     """As that of train.py."""
     (spec,) = (argument.removeprefix("--fault=") for argument in arguments if argument.startswith("--fault="))
     kind, update, rank = spec.split(",")
-    with fault(kind, {int(update)}, None if rank == "all" else int(rank)):
-        return train.main([argument for argument in arguments if not argument.startswith("--fault=")])
+    rest = [argument for argument in arguments if not argument.startswith("--fault=") and argument != "--deferred"]
+    defers = (lambda *_: True) if "--deferred" in arguments else train.defers
+    with mock.patch.object(train, "defers", defers), fault(kind, {int(update)}, None if rank == "all" else int(rank)):
+        return train.main(rest)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.batches import EvaluationBatches, TrainingBatches
+from data.batches import EvaluationBatches
 from tests.conftest import ROOT, Outcome, Train
 from tests.helpers import write_tokens
 from tests.training.background import FAULTY, Background, how_it_stands, rows, start_torchrun, two_hosts
+from training.ahead import BatchesAhead
 from training.folder import FolderLock, read_status
 from training.processes import Processes
 from training.stopping import SIGNALS, STOPPED, StopRequest
@@ -98,15 +99,15 @@ def test_a_run_that_a_signal_ended_leaves_its_caller_s_handlers(
     run_train: Train, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
-    whole = TrainingBatches.micro_batch
+    whole = BatchesAhead.micro_batch
 
-    def micro_batch(self: TrainingBatches, update: int, step: int) -> object:
+    def micro_batch(self: BatchesAhead, update: int, step: int) -> object:
         if (update, step) == (4, 0):
             os.kill(os.getpid(), number)
             time.sleep(0.2)  # until the listening thread has it
         return whole(self, update, step)
 
-    monkeypatch.setattr(TrainingBatches, "micro_batch", micro_batch)
+    monkeypatch.setattr(BatchesAhead, "micro_batch", micro_batch)
     stopped = run_train()
     assert stopped.status == STOPPED
     assert "stopped after update 4; --resume=auto goes on from there" in stopped.stdout
@@ -118,13 +119,13 @@ def test_a_run_that_a_signal_ended_leaves_its_caller_s_handlers(
 
 
 def test_a_run_under_nohup_outlives_its_terminal(run_train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = TrainingBatches.micro_batch
+    whole = BatchesAhead.micro_batch
 
-    def micro_batch(self: TrainingBatches, update: int, step: int) -> object:
+    def micro_batch(self: BatchesAhead, update: int, step: int) -> object:
         os.kill(os.getpid(), signal.SIGHUP)
         return whole(self, update, step)
 
-    monkeypatch.setattr(TrainingBatches, "micro_batch", micro_batch)
+    monkeypatch.setattr(BatchesAhead, "micro_batch", micro_batch)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert run_train().status == 0

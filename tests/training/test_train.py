@@ -38,6 +38,8 @@ def test_a_run_learns_and_leaves_its_folder(run_train: Train, optimizer: str) ->
     assert val[0]["val/loss"] == pytest.approx(math.log(64), abs=0.1)
     assert val[-1]["val/loss"] < 3.2 < val[0]["val/loss"]
     assert {"lr", "grad_norm", "tokens_per_sec"} <= set(train[0])
+    assert all(row["eval_seconds"] >= 0 for row in val)
+    assert done.stdout.count(", training waited ") >= len(val)
     assert ("mars/clip_rate" in train[0]) == optimizer.startswith("mars-")
     times = [row["time"] for row in done.rows]
     assert times == sorted(times)
@@ -161,6 +163,22 @@ def test_gradients_travel_with_the_last_micro_batch_only(monkeypatch: pytest.Mon
     assert entered == []
     processes.accumulate(wrapped, last=False)
     assert entered == [wrapped]
+
+
+def test_gradients_stay_in_buckets_and_go_where_there_are_none() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from training.processes import Processes
+
+    processes = Processes(rank=0, local_rank=0, size=2, device=torch.device("cpu"))
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight])
+    weight.grad = bucket = torch.ones(3)
+    processes.clear_gradients(DistributedDataParallel.__new__(DistributedDataParallel), optimizer)
+    assert weight.grad is bucket
+    assert not bucket.any()
+    processes.clear_gradients(torch.nn.Linear(1, 1), optimizer)
+    assert weight.grad is None
 
 
 def test_optimizers_see_the_same_batches_whatever_the_evaluation(run_train: Train) -> None:
