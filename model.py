@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 IGNORED = -1  # a target that does not count
 SHORT = 256  # tokens up to which attention on a CPU is faster in float32
-AT_ONCE = {"cpu": 1 << 21}  # logits that a block of the loss has: a CPU's cache is small
+AT_ONCE = {"cpu": 1 << 22}  # logits that a block of the loss has; a CPU's caches are small
 AT_ONCE_ELSEWHERE = 1 << 27
 
 

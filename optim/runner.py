@@ -51,7 +51,7 @@ class Runner:
         """Runs an elementwise kernel, which updates tensors in place."""
         done = self._compiled(kernel, rows, scalars, flags)
         for row in rows[len(done) :]:
-            eager = in_place(kernel, row)
+            eager = kernel if flags.guarded else in_place(kernel, row)
             for piece in _pieces(row):
                 eager(*piece, scalars, flags)
 

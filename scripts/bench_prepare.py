@@ -34,6 +34,7 @@ from data import DataError
 from data.prepare import cpus, fail
 from data.tokenizers import GPT2Tokenizer, find_bpe_files, install_bpe_files
 
+POLL = 0.02  # seconds between looks at the command's memory
 SAMPLE = 20_000_000
 """Bytes of text that tiktoken alone encodes at a time."""
 
@@ -218,14 +219,27 @@ def prepare(folder: Path, megabytes: float, workers: int) -> Timing:
     with (folder / "log").open("w+") as log:
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=log, stderr=log)
-        _, status, usage = os.wait4(process.pid, 0)
+        peak, ended = 0, 0
+        while not ended:
+            peak = max(peak, resident_peak(process.pid))
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            time.sleep(0 if ended else POLL)
         seconds = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)  # it is waited for
         if process.returncode:
             log.seek(0)
             raise DataError(f"data/prepare.py ended with status {process.returncode}: {log.read().strip()[-300:]}")
-    unit = 1e6 if sys.platform == "darwin" else 1e3
-    return Timing(megabytes, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / unit)
+    return Timing(megabytes, seconds, usage.ru_utime + usage.ru_stime, peak / 1e6)
+
+
+def resident_peak(pid: int) -> int:
+    """Bytes that a process has held at most; 0 where it has ended, or /proc does not say. (`ru_maxrss` of a child
+    counts what its parent held when it was started.)"""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def row(workers: int, timings: list[Timing], alone: list[float]) -> Run:

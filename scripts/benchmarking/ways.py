@@ -25,7 +25,7 @@ from configs import TrainConfig
 from data.batches import TrainingBatches
 from data.tokens import TokenStream
 from model import GPT, GPTConfig
-from optim import build_optimizer, learning_rate_at, set_learning_rate
+from optim import build_optimizer, clip_gradients, learning_rate_at, set_learning_rate
 from training.device import autocast, keep_freed_memory, peak_flops, resolve, synchronize, to_device
 from training.environment import DEFAULTS, set_defaults
 
@@ -144,7 +144,8 @@ class Trainer:
         stamps.append(self._now())
         loss.backward()
         stamps.append(self._now())
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+        clip = nn.utils.clip_grad_norm_ if self.plain else clip_gradients
+        norm = clip(self.model.parameters(), self.config.grad_clip)
         stamps.append(self._now())
         config = self.config
         rate = learning_rate_at(self.update, config.learning_rate, config.min_lr, config.warmup_iters, config.max_iters)
