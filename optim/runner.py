@@ -56,9 +56,10 @@ class Runner:
                 eager(*piece, scalars, flags)
 
     def reduce(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, flags: Flags) -> list[Tensor]:
-        """Runs a kernel that makes one 0-d tensor of a row."""
+        """Runs a kernel that makes one norm of a row, 0-d."""
         done = self._compiled(kernel, rows, scalars, flags)
-        return [*done, *(kernel(*row, scalars, flags) for row in rows[len(done) :])]
+        norms = ([kernel(*piece, scalars, flags) for piece in _pieces(row)] for row in rows[len(done) :])
+        return [*done, *(torch.linalg.vector_norm(torch.stack(parts)) for parts in norms)]
 
     def _compiled(self, kernel: Kernel, rows: Sequence[Row], scalars: Scalars, flags: Flags) -> list[Any]:
         """The results of the first rows, up to the first one that cannot be had by a compiled kernel."""

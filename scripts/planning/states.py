@@ -121,8 +121,8 @@ class OptimizerCounter:
         if compiles == "auto":  # as Runner.decide, which would see meta tensors
             compiles = self.on_gpu or sum(parameter.numel() for parameter in self._parameters) >= MANY
         seen = {"update": Runner.update, "reduce": Runner.reduce}
-        # On a CPU an eager update works on pieces, whose temporaries are small.
-        hidden = {"update": compiles or not self.on_gpu, "reduce": compiles}
-        kernels: dict[str, Any] = {name: ledger.unseen(seen[name]) if hidden[name] else seen[name] for name in seen}
+        # On a CPU eager kernels work on pieces, whose temporaries are small.
+        hidden = compiles or not self.on_gpu
+        kernels: dict[str, Any] = {name: ledger.unseen(run) if hidden else run for name, run in seen.items()}
         with patch.multiple(Runner, **kernels), patch.dict(BATCH, meta=BATCH["cuda" if self.on_gpu else "cpu"]):
             yield
