@@ -19,8 +19,6 @@ import argparse
 import gc
 import json
 import math
-import os
-import platform
 import statistics
 import sys
 import time
@@ -43,6 +41,8 @@ from model import GPT, GPTConfig
 from optim import MARS, build_optimizer, clip_gradients, optimizer_metrics, record_reference_gradient
 from optim.clipping import SURELY_SHORT
 from optim.orthogonal import BATCH, iteration_dtype
+from scripts.benchmarking.command import add_json, check_device, check_json
+from scripts.benchmarking.machine import machine
 from training.console import fail
 
 WARM_UP = 2  # steps: compilation, and with the second one every tensor of the state
@@ -145,7 +145,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--optimizers", metavar="NAME", nargs="+", choices=METHODS, default=DEFAULT, help=" ".join(METHODS)
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the numbers there")
+    add_json(parser)
     parser.add_argument("--norms", action="store_true", help="take the gradient's norm before each step, and time both")
     parser.add_argument("--no-compile", action="store_true", help="step eagerly; several times slower")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -153,10 +153,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     for name, (_, lowest, _) in sizes.items():
         if (value := getattr(args, name)) is not None and value < lowest:
             parser.error(f"argument --{name}: {value} must be {lowest} or more")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("argument --device: torch finds no CUDA device here")
-    if args.json and not args.json.resolve().parent.is_dir():
-        parser.error(f"argument --json: there is no folder {args.json.resolve().parent}")
+    check_device(parser, args.device)
+    check_json(parser, args.json)
     return args
 
 
@@ -418,17 +416,6 @@ def outcomes(rows: list[Row]) -> Iterator[dict[str, Any]]:
 
 def outcome_line(target: str, value: float | None, reached: bool | None) -> str:
     return f"{target:58}" + ("not measured" if value is None else f"{'reached' if reached else 'missed'}: {value:.3f}")
-
-
-def machine(device: str) -> str:
-    """Processor, cores, torch and threads."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = torch.cuda.get_device_name() if device == "cuda" else (names or [platform.processor() or "unknown CPU"])[0]
-    return f"{name}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def write_json(path: Path, rows: list[Row], args: argparse.Namespace) -> None:

@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 from data import DataError
 from data.prepare import cpus, fail
 from data.tokenizers import GPT2Tokenizer, find_bpe_files, install_bpe_files
+from scripts.benchmarking.command import add_json, check_json
 
 POLL = 0.02  # seconds between looks at the command's memory
 SAMPLE = 20_000_000
@@ -96,15 +97,14 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=200, metavar="M", help="of text (default: 200)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--workers", type=int, default=cpus(), metavar="N", help="default: %(default)s, the cores")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the numbers there")
+    add_json(parser)
     args = parser.parse_args(argv)
     if not 0.01 <= args.megabytes <= 1e6:
         parser.error("argument --megabytes: allowed are 0.01 to 1000000")
     for name in ("rounds", "workers"):
         if not 1 <= getattr(args, name) <= 1000:
             parser.error(f"argument --{name}: allowed are 1 to 1000")
-    if args.json and not args.json.resolve().parent.is_dir():
-        parser.error(f"argument --json: there is no folder {args.json.resolve().parent}")
+    check_json(parser, args.json)
     return args
 
 

@@ -27,9 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-
 from configs import ConfigError, TrainConfig
+from scripts.benchmarking.command import add_json, check_device, check_json
 from scripts.benchmarking.corpus import write_words
 from scripts.benchmarking.machine import machine
 from scripts.benchmarking.ways import OURS, OURS_FLOAT32, PARTS, PLAIN, Setting, Updates, Way, environment_of, serve
@@ -98,15 +97,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="of a CPU; torch's choice unless given")
     parser.add_argument("--compile", choices=("auto", "true", "false"), default="auto", help="ours")
     parser.add_argument("--chunked_loss", choices=("auto", "true", "false"), default="auto", help="ours")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
+    add_json(parser)
     args = parser.parse_args(argv)
     for name in (*sizes, "rounds", "updates"):
         if getattr(args, name) < 1:
             parser.error(f"argument --{name}: {getattr(args, name)} must be 1 or more")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("argument --device: torch finds no CUDA device here")
-    if args.json and not args.json.resolve().parent.is_dir():
-        parser.error(f"argument --json: there is no folder {args.json.resolve().parent}")
+    check_device(parser, args.device)
+    check_json(parser, args.json)
     return args
 
 
