@@ -28,9 +28,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as in train.py; read when torch is loaded
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from training.environment import set_defaults
+
+set_defaults()
 
 import torch
 from torch import Tensor
