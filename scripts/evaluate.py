@@ -9,7 +9,6 @@ The parts are in `scripts/evaluation/`; docs/evaluating.md says how the numbers 
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as in train.py; read when torch is loaded
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from training.environment import set_defaults
+
+set_defaults()
 
 import torch
 

@@ -10,14 +10,15 @@ same text again on the same machine. Output is UTF-8; bytes that are not become 
 import argparse
 import codecs
 import io
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as in train.py; read when torch is loaded
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from training.environment import set_defaults
+
+set_defaults()
 
 import torch
 
