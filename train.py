@@ -25,27 +25,23 @@ set_defaults()
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
 
 from configs import ConfigError, TrainConfig, describe, load_config
-from data.batches import dropout_seed
 from data.tokens import Dataset
 from model import GPT, GPTConfig
 from optim import (
     build_optimizer,
-    clip_gradients,
     describe_groups,
     learning_rate_at,
     load_optimizer_state,
     optimizer_metrics,
-    record_reference_gradient,
     set_learning_rate,
     step_if,
 )
 from training.ahead import open_batches
 from training.checkpoint import CheckpointFolder
 from training.console import prepare, say
-from training.device import autocast, keep_freed_memory, peak_flops, resolve, set_determinism
+from training.device import keep_freed_memory, peak_flops, resolve, set_determinism
 from training.errors import report
 from training.evaluation import validation_loss
 from training.folder import FolderLock, check_folder
@@ -53,6 +49,7 @@ from training.health import BadUpdates
 from training.hosts import open_data
 from training.metrics import TrainingClock, abandon_rows
 from training.outcomes import Outcomes, defers
+from training.passes import Passes
 from training.processes import Processes, leave
 from training.ratios import update_ratios
 from training.record import announce
@@ -113,13 +110,11 @@ class Training:
         self.model = GPT(GPTConfig(**sizes), bool(config.chunked_loss)).to(processes.device)
         if config.compile:
             self.model.compile()
-        self.parallel = processes.wrap(self.model)
+        parallel = processes.wrap(self.model)
         try:
             self.optimizer = build_optimizer(self.model, config)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        # The scaler unscales gradients once for each optimizer. This one stands for an update's second gradient.
-        self.reference_pass = SGD(self.model.parameters(), lr=0.0)
         self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.dtype == "float16")
 
         self.outcomes = Outcomes(processes, self._note, defers(processes.device, config.dtype))
@@ -133,6 +128,7 @@ class Training:
         self.ratios: dict[str, float] = {}  # of the last update, if it was measured
         self._restore()
         self.batches, self.validation = open_batches(config, data, processes, self.update)
+        self.passes = Passes(config, processes, parallel, self.optimizer, self.scaler, self.batches)
 
     def _restore(self) -> None:
         """Sets the run's position: that of its newest checkpoint, or the start."""
@@ -204,13 +200,7 @@ class Training:
         Args:
             read: whether its loss is wanted now; otherwise the host may run ahead of the device.
         """
-        if self.config.exact:
-            self._backward(self.update + 1)
-            self._unscale_and_clip(self.reference_pass)
-            record_reference_gradient(self.optimizer)
-            self.processes.clear_gradients(self.parallel, self.optimizer)
-        loss = self._backward(self.update)
-        grad_norm = self._unscale_and_clip(self.optimizer)
+        loss, grad_norm = self.passes.gradient(self.update)
         self.stopping = agreed_reason(self.processes.sum(self.stop.votes()))
         allowed = self.outcomes.add(self.update, loss, grad_norm, read or self.stopping is not None)
         self.ratios = {}
@@ -221,7 +211,7 @@ class Training:
             with update_ratios(self.optimizer, measure) as self.ratios:
                 self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.processes.clear_gradients(self.parallel, self.optimizer)
+        self.passes.clear()
 
     def _note(self, update: int, loss: float, grad_norm: float) -> bool:
         """Takes note of the outcome of each update, in order. Returns whether it may be made."""
@@ -229,30 +219,6 @@ class Training:
             self.reporter.count_clipped(grad_norm)
         excused = self.scaler.is_enabled() and math.isfinite(loss) and self.scaler.get_scale() > 1
         return self.bad_updates.note(update, loss, grad_norm, excused)
-
-    def _backward(self, update: int) -> Tensor:
-        """The gradient of the present weights on an update's batch, averaged over micro-batches and processes. Returns
-        this process's mean loss."""
-        config, device = self.config, self.processes.device
-        if config.dropout > 0:
-            torch.manual_seed(dropout_seed(config.seed, update, self.processes.rank))
-        steps = config.accumulation_steps(self.processes.size)
-        total = torch.zeros((), device=device)
-        for step in range(steps):
-            inputs, targets = self.batches.micro_batch(update, step)
-            with self.processes.accumulate(self.parallel, last=step == steps - 1):
-                with autocast(device, config.dtype):
-                    loss = self.parallel(inputs, targets)
-                loss = loss / steps
-                self.scaler.scale(loss * config.gradient_multiplier).backward()
-            total += loss.detach()
-        self.processes.average_gradients(self.model)
-        return total
-
-    def _unscale_and_clip(self, optimizer: Optimizer) -> Tensor:
-        """Takes the scaler's factor out of the gradients and clips them. Returns their norm before clipping."""
-        self.scaler.unscale_(optimizer)
-        return clip_gradients(self.model.parameters(), self.config.grad_clip)
 
     def _schedule(self) -> float:
         """Sets the learning rate of this update and returns it."""

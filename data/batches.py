@@ -27,6 +27,12 @@ def window_offsets(seed: int, update: int, count: int, windows: int) -> npt.NDAr
     return (philox.random_raw(count) % np.uint64(windows)).astype(np.int64)
 
 
+def snapshot_batch(update: int, index: int) -> int:
+    """The number of a batch beside those of the updates, whose numbers are below 2**31: the `index`-th (from 0) of a
+    snapshot of the weights that is taken before an update. In [2**63, 2**64)."""
+    return 2**63 + index * 2**32 + update
+
+
 def dropout_seed(seed: int, update: int, rank: int) -> int:
     """The seed of a process's dropout in an update, in [0, 2**63)."""
     return int(np.random.SeedSequence([seed, update, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -63,7 +69,7 @@ class TrainingBatches:
         self.seed, self.vocab_size = seed, vocab_size
 
     def micro_batch(self, update: int, step: int) -> tuple[Tensor, Tensor]:
-        """Micro-batch `step` (from 0) of update `update` (from 1).
+        """Micro-batch `step` (from 0) of update `update` (from 1, or the number of a batch that is no update's).
 
         Returns:
             inputs and targets, each (B, T) int64 on the CPU; the targets are the inputs moved by one token.

@@ -16,6 +16,7 @@ from torch import Tensor
 from configs import TrainConfig
 from data.batches import EvaluationBatches, TrainingBatches
 from data.tokens import Dataset
+from training.passes import passes_of
 from training.processes import Processes
 
 DEPTH = 2  # micro-batches that are made ahead
@@ -103,13 +104,13 @@ def open_batches(
     }
     steps = config.accumulation_steps(processes.size)
     training = TrainingBatches(data.train, accumulation=steps, seed=config.seed, **shares)
-    order = in_order(range(done + 1, config.max_iters + 1), steps, config.exact)
+    order = in_order(range(done + 1, config.max_iters + 1), steps, config)
     return BatchesAhead(training, order, processes.device), EvaluationBatches(data.val, **shares)
 
 
-def in_order(updates: range, steps: int, exact: bool) -> Iterator[Request]:
-    """The requests of a training loop: every step of each update, in exact form after those of the next update."""
+def in_order(updates: range, steps: int, config: TrainConfig) -> Iterator[Request]:
+    """The requests of a training loop: every step of each pass of each update."""
     for update in updates:
-        for wanted in (update + 1, update) if exact else (update,):
+        for one in passes_of(config, update):
             for step in range(steps):
-                yield wanted, step
+                yield one.batch, step

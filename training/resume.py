@@ -17,7 +17,8 @@ from training.processes import Processes
 # have moved: its content counts (see `data.tokens.Dataset.fingerprint`).
 FIXED_KEYS = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "bias", "scale_attn_by_inverse_layer_idx"),
-    *("init_from", "total_batch_size", "seed", "optimizer", "exact", "embedding_adamw", "mars_last_grad"),
+    *("init_from", "total_batch_size", "seed", "optimizer", "estimator", "exact", "embedding_adamw"),
+    "mars_last_grad",
 )
 UNLISTED_KEYS = ("out_dir", "resume")  # say nothing of the run
 # These may change without changing what the run computes, but for rounding. max_iters does if it sets the decay.

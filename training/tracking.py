@@ -244,7 +244,8 @@ def labels(record: dict[str, Any]) -> dict[str, Any]:
     dataset, optimizer = Path(path).name, str(record.get("optimizer", "unknown optimizer"))
     parameters = record.get("parameters")
     size = f"gpt2-{format_count(float(f'{parameters:.3g}'))}" if isinstance(parameters, int) else "gpt2"
-    tags = [optimizer, size, dataset, f"seed {record.get('seed')}", *(["exact"] if record.get("exact") else [])]
+    form = "exact" if record.get("exact") else str(record.get("estimator", "recursive"))
+    tags = [optimizer, size, dataset, f"seed {record.get('seed')}", *([form] if form != "recursive" else [])]
     return {
         "group": record.get("wandb_group") or f"{size} {dataset}",
         "job_type": record.get("wandb_job_type") or optimizer,

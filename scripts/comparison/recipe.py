@@ -21,7 +21,10 @@ ENDINGS = {"mars-adamw": "mars", "mars-adamw-exact": "mars_exact", "mars-lion": 
 # told by the number of parameters and of tokens an update.
 FREE_KEYS = {"optimizer", "dtype", "max_bad_updates", "total_batch_size"}
 # What other optimizers do not read.
-KEYS_OF = {"mars": ("gamma", "exact", "mars_clip", "mars_first_step", "mars_last_grad"), "shampoo": ("shampoo_",)}
+KEYS_OF = {
+    "mars": ("gamma", "exact", "mars_", "estimator", "reference_interval", "snapshot_"),
+    "shampoo": ("shampoo_",),
+}
 CALLED = {"parameters": "parameters", "tokens_per_update": "tokens an update"}
 CALLED |= {"max_iters": "planned updates", "learning_rate": "learning rate"}
 

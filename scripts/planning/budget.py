@@ -10,6 +10,7 @@ from pathlib import Path
 from configs import TrainConfig
 from model import GPT
 from scripts.planning.machines import Machine
+from training.passes import passes_an_update
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 TOKEN_BYTES = 2
@@ -63,8 +64,7 @@ def compute(
     tokens = config.max_iters * config.total_batch_size * config.block_size
     evaluations = 1 + (config.max_iters // config.eval_interval if config.eval_interval else 0)
     evaluations += bool(config.max_iters and (not config.eval_interval or config.max_iters % config.eval_interval))
-    passes = 2 if config.exact else 1
-    training = passes * model.flops_per_token() * tokens
+    training = passes_an_update(config) * model.flops_per_token() * tokens
     # A third: forward only.
     evaluating = model.flops_per_token() / 3 * validation_tokens(config.dataset) * evaluations
     hours = None

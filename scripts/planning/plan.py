@@ -127,14 +127,19 @@ def make_plan(config: TrainConfig, settings: Settings) -> Plan:
 
 
 def make_rows(config: TrainConfig, settings: Settings) -> Iterator[Row]:
-    """A row for every optimizer, and for those that have one the exact form, with the config's other settings."""
+    """A row for every optimizer, and for those that have them the exact form and the config's estimator, with the
+    config's other settings."""
     for name in BUILDERS:
-        plain: dict[str, Any] = {"optimizer": name, "exact": False}
+        plain: dict[str, Any] = {"optimizer": name, "estimator": "recursive", "exact": False}
         yield _row(name, config, replace(config, **plain), settings)
-        exact = plain | {"exact": True, "mars_last_grad": "full"}
-        row = _row(f"{name}, exact", config, replace(config, **exact), settings)
-        if row.problem is None:
-            yield row
+        others: dict[str, dict[str, Any]] = {"exact": {"exact": True}}
+        if config.estimator != "recursive":
+            others[config.estimator] = {"estimator": config.estimator}
+        for label, form in others.items():
+            variant = plain | {"mars_last_grad": "full"} | form
+            row = _row(f"{name}, {label}", config, replace(config, **variant), settings)
+            if row.problem is None:
+                yield row
 
 
 def _row(label: str, config: TrainConfig, variant: TrainConfig, settings: Settings) -> Row:

@@ -8,6 +8,7 @@ from configs import TrainConfig
 from scripts.planning.budget import Disk
 from scripts.planning.machines import GB, MB
 from scripts.planning.plan import Plan, Row
+from training.passes import passes_an_update
 
 NAMES = {
     "overhead": "before the first tensor (assumed)",
@@ -37,7 +38,8 @@ def text(path: str, config: TrainConfig, plan: Plan, rows: list[Row]) -> list[st
 
 
 def _head(path: str, config: TrainConfig, plan: Plan) -> list[str]:
-    settings, exact = plan.settings, ", exact" if config.exact else ""
+    settings, form = plan.settings, ", exact" if config.exact else ""
+    form = f", {config.estimator}" if config.estimator != "recursive" else form
     on = f"{settings.gpus} x {settings.machine.title}"
     if settings.nodes is not None:
         on += f", {settings.gpus // settings.nodes} on each of {settings.nodes} hosts"
@@ -45,7 +47,7 @@ def _head(path: str, config: TrainConfig, plan: Plan) -> list[str]:
     shape = f"{config.n_layer} layers, width {config.n_embd}, vocabulary {config.vocab_size:,}"
     return [
         f"{Path(path).name} on {on}",
-        f"model      {plan.parameters:,} parameters: {shape}; {config.optimizer}{exact}, {plan.dtype}",
+        f"model      {plan.parameters:,} parameters: {shape}; {config.optimizer}{form}, {plan.dtype}",
         f"update     {config.total_batch_size:,} sequences of {config.block_size:,} = {tokens:,} tokens",
     ]
 
@@ -87,7 +89,8 @@ def _batches(config: TrainConfig, plan: Plan) -> list[str]:
 
 def _budget(config: TrainConfig, plan: Plan) -> list[str]:
     cost, disk = plan.compute, plan.disk
-    passes = ", two gradients an update" if config.exact else ""
+    gradients = passes_an_update(config)
+    passes = f", {'two' if gradients == 2 else f'{gradients:.2f}'} gradients an update" if gradients != 1 else ""
     work = f"{cost.updates:,} updates, {cost.tokens:,} tokens, {cost.flops:.3g} operations{passes}"
     if cost.hours is None or cost.gpu_hours is None:
         time = "not known; --tokens-per-sec=X gives it (measured, of one process)"

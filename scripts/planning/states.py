@@ -1,6 +1,6 @@
 """What an optimizer holds in memory, and what it needs for a moment while it steps.
 
-The optimizers themselves are asked: each takes two steps (with a second reference gradient in the exact form) on
+The optimizers themselves are asked: each takes two steps (with the further gradients that its estimator needs) on
 parameters of the meta device, which have shapes and no memory. Kernels that are fused on the real device, torch's own
 and the compiled ones of MARS, need no room for what comes between, so it is not counted.
 """
@@ -20,7 +20,14 @@ from torch.optim import Optimizer
 
 from configs import ConfigError, TrainConfig
 from model import GPT
-from optim import MARS, build_optimizer, record_reference_gradient
+from optim import (
+    MARS,
+    build_optimizer,
+    record_reference_gradient,
+    record_snapshot_gradient,
+    snapshot_weights,
+    take_snapshot,
+)
 from optim.build import optimizer_bytes
 from optim.orthogonal import BATCH
 from optim.runner import MANY, Runner
@@ -37,7 +44,7 @@ class OptimizerMemory:
     held: int
     """between steps"""
     saved: int
-    """of `held`, what a checkpoint keeps: without the room for the next reference gradient"""
+    """of `held`, what a checkpoint keeps: without the room for the next reference"""
     temporaries: int
     """during a step, beside `held`"""
 
@@ -90,15 +97,20 @@ class OptimizerCounter:
         for _ in range(STEPS):
             ledger = Ledger()
             with ledger, self._kernels(config, ledger), ledger.paused() if fused else nullcontext():
-                self._step(optimizer, config.exact, owned)
+                self._step(optimizer, config, owned)
         held = optimizer_bytes(optimizer)
         spare = optimizer.spare_bytes if isinstance(optimizer, MARS) else 0
         return OptimizerMemory(held, held - spare, ledger.peak)
 
-    def _step(self, optimizer: Optimizer, exact: bool, owned: list[Tensor]) -> None:
+    def _step(self, optimizer: Optimizer, config: TrainConfig, owned: list[Tensor]) -> None:
         for parameter in owned:
             parameter.grad = self._grads[parameter]
-        if exact:
+        if config.estimator == "svrg":
+            take_snapshot(optimizer)
+            record_snapshot_gradient(optimizer)
+            with snapshot_weights(optimizer):
+                pass
+        if config.exact or config.estimator == "svrg":
             record_reference_gradient(optimizer)
         optimizer.step()
         for parameter in owned:

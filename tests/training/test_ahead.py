@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from configs import TrainConfig
 from data import DataError
 from data.batches import TrainingBatches
 from data.tokens import TokenStream
@@ -44,7 +45,7 @@ def stream(tmp_path: Path) -> TokenStream:
 
 
 def requests(exact: bool = False) -> Iterator[tuple[int, int]]:
-    return in_order(range(3, 6), 2, exact)
+    return in_order(range(3, 6), 2, TrainConfig(exact=exact))
 
 
 def assert_equal(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
@@ -107,7 +108,7 @@ def test_an_error_reaches_who_asks_for_that_batch(stream: TokenStream) -> None:
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])
 def test_the_thread_ends_with_the_block(stream: TokenStream, error: type[BaseException] | None) -> None:
     try:
-        with BatchesAhead(Counted(stream), in_order(range(1, 10**9), 2, exact=True), CPU) as ahead:
+        with BatchesAhead(Counted(stream), in_order(range(1, 10**9), 2, TrainConfig(exact=True)), CPU) as ahead:
             assert "batches" in names()
             ahead.micro_batch(2, 0)
             if error is not None:
