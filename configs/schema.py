@@ -193,7 +193,8 @@ class TrainConfig:
     wandb_job_type: Text | None = None
     """what tells the runs of a group apart; none: the optimizer"""
     wandb_tags: tuple[Annotated[Text, Field(max_length=64)], ...] | None = None
-    """tags of the run; none: optimizer, model's size, data set, seed, and exact where it is"""
+    """tags of the run; none: optimizer, model's size, data set, seed, and exact or the estimator where it is not
+    recursive"""
     wandb_x_axis: Literal["iter", "tokens", "time"] = "iter"
     """what the charts there are drawn against"""
 

@@ -12,7 +12,7 @@ import torch
 
 from configs import TrainConfig, load_config
 from model import GPT
-from optim import build_optimizer, record_reference_gradient
+from optim import build_optimizer, record_reference_gradient, record_snapshot_gradient, take_snapshot
 from optim.build import BUILDERS, optimizer_bytes
 from scripts import plan as script
 from scripts.planning import budget
@@ -57,7 +57,10 @@ def stepped(config: TrainConfig, owned: list[int] | None = None) -> int:
         for number, parameter in enumerate(model.parameters()):
             if owned is None or number in owned:
                 parameter.grad = torch.randn_like(parameter)
-        if config.exact:
+        if config.estimator == "svrg":
+            take_snapshot(optimizer)
+            record_snapshot_gradient(optimizer)
+        if config.exact or config.estimator == "svrg":
             record_reference_gradient(optimizer)
         optimizer.step()
     return optimizer_bytes(optimizer)
@@ -98,6 +101,13 @@ def test_the_ledger_counts_what_is_alive_and_no_view_twice() -> None:
 @pytest.mark.parametrize(("name", "exact"), VARIANTS)
 def test_an_optimizers_state_is_that_of_real_steps(name: str, exact: bool) -> None:
     config = replace(SMALL, optimizer=name, exact=exact)
+    counted = OptimizerCounter(on_meta(config), on_gpu=False).count(config)
+    assert counted.held == stepped(config)
+
+
+@pytest.mark.parametrize("estimator", ["reference", "svrg", "none"])
+def test_an_estimators_state_is_that_of_real_steps(estimator: str) -> None:
+    config = replace(SMALL, optimizer="mars-adamw", estimator=estimator)
     counted = OptimizerCounter(on_meta(config), on_gpu=False).count(config)
     assert counted.held == stepped(config)
 
