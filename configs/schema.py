@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 MANY = 2**31 - 1
-GAMMA_SCHEDULE = r"^linear:[^:]+:[^:]+$"  # linear:START:END
+GAMMA_SCHEDULE = r"^((linear|cosine):[^:]+:[^:]+|adaptive(:[^:]+){5,6}|adaptive)$"
 PROJECT = r"^[^/\\#?%:\x00-\x1f]+$"  # what wandb allows
 INIT_FROM = r"^(hf|nanogpt|run):[^\x00-\x1f]+$"
 Count = Annotated[int, Field(ge=1, le=MANY)]
@@ -125,7 +125,9 @@ class TrainConfig:
     """torch.compile the steps of the MARS family, lion, muon and shampoo; auto: on CUDA, and on a CPU from 8 million
     parameters"""
     gamma: FiniteFloat | Annotated[str, Field(pattern=GAMMA_SCHEDULE)] = 0.025
-    """MARS: scale of the gradient correction, a number or linear:START:END over max_iters updates"""
+    """MARS: scale of the gradient correction: a number; linear:START:END or cosine:START:END over max_iters updates;
+    adaptive, by the ratio of the gradient's norm to its running norm, in full adaptive:ABOVE:GAMMA:BELOW:GAMMA:ELSE or
+    adaptive:ABOVE:GAMMA:BELOW:GAMMA:ELSE:DECAY"""
     exact: bool = False
     """MARS: the exact form: two gradients an update, the second one on the next update's batch"""
     mars_clip: Literal["tensor", "global", "none"] = "tensor"

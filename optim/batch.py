@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from optim.estimator import Scalars, compute_dtype
+from optim.estimator import Number, Scalars, compute_dtype
+from optim.gradients import host_norm
 from optim.kernels import Flags
 
 
@@ -33,6 +35,26 @@ class Batch:
     @property
     def device(self) -> torch.device:
         return self.parameters[0].device
+
+    @property
+    def gamma(self) -> Number:
+        """Of this step; where it is known on a device alone, 0-d and there."""
+        gamma: Number = self.group["gamma"]
+        if not isinstance(gamma, Tensor):
+            return gamma
+        return gamma.item() if "cpu" in (gamma.device.type, self.device.type) else gamma.to(self.device)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether c_t may be another than g_t. To look at a gamma on a device would be to wait for it."""
+        return isinstance(self.gamma, Tensor) or self.gamma != 0
+
+    @cached_property
+    def grad_norms(self) -> Tensor:
+        """||g_t|| of each; in float64 on a CPU."""
+        if self.device.type == "cpu":
+            return torch.tensor([host_norm(grad) for grad in self.grads], dtype=torch.float64)
+        return torch.stack(torch._foreach_norm(self.grads, 2, dtype=self.dtype))
 
     @property
     def folded(self) -> bool:
@@ -68,10 +90,10 @@ class Batch:
             corrects_first_moment: whether the direction is to be divided by 1 - beta1^t.
             scale: a factor of the step size.
         """
-        group, (beta1, beta2) = self.group, self.group["betas"]
+        group, gamma, (beta1, beta2) = self.group, self.gamma, self.group["betas"]
         return Scalars(
-            gamma=group["gamma"],
-            boost=1 + group["gamma"] * beta1 / (1 - beta1),
+            gamma=gamma,
+            boost=1 + gamma * beta1 / (1 - beta1),
             rate=1 - beta1,
             rate2=1 - beta2,
             root_scale=(1 - beta2**self.step) ** -0.5,

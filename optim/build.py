@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import SGD, AdamW, NAdam, Optimizer
 
 from optim.mars import MARS
-from optim.schedule import gamma_schedule
+from optim.schedule import RUNNING_NORM, GammaSchedule, gamma_schedule
 from optim.sharded import ShardedOptimizer
 
 FUSED_DEVICES = ("cpu", "cuda", "mps")  # where torch has a fused AdamW
@@ -224,12 +224,12 @@ def describe_groups(optimizer: Optimizer) -> list[str]:
     return lines
 
 
-def _method(group: dict[str, Any], schedule: Callable[[int], float] | None) -> str:
+def _method(group: dict[str, Any], schedule: GammaSchedule | None) -> str:
     """How MARS steps a group; nothing for torch's own optimizers."""
     if "preconditioner" not in group:
         return ""
     parts = [group["preconditioner"]]
-    corrects = group["gamma"] != 0 or schedule is not None
+    corrects = schedule is not None or group["gamma"] != 0
     gamma = f"{group['gamma']:g}" if schedule is None else schedule
     parts.append(f"gamma {gamma}, clip {group['clip']}" if corrects else "no correction")
     parts += ["exact"] if corrects and group["exact"] else []
@@ -244,7 +244,8 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     Raises:
         ValueError: the groups hold other parameters.
     """
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    no_settings = ("params", RUNNING_NORM)
+    settings = [{key: group[key] for key in group if key not in no_settings} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
     for group, kept in zip(optimizer.param_groups, settings, strict=True):
         group.update(kept)

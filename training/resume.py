@@ -97,7 +97,8 @@ def _changed_settings(saved: dict[str, Any], config: TrainConfig) -> dict[str, t
 def _is_other_course(saved: dict[str, Any], config: TrainConfig, changed: set[str]) -> bool:
     if changed - set(NEUTRAL_KEYS):
         return True
-    if isinstance(config.gamma, str) and "max_iters" in changed:  # a schedule over max_iters
+    over_updates = isinstance(config.gamma, str) and not config.gamma.startswith("adaptive")
+    if over_updates and "max_iters" in changed:  # a schedule over max_iters
         return True
     decay = saved.get("lr_decay_iters") or saved.get("max_iters")
     return bool(changed) and decay != config.decay_iters

@@ -20,6 +20,7 @@ from optim import (
     clip_gradients,
     load_optimizer_state,
     optimizer_bytes,
+    optimizer_metrics,
     record_reference_gradient,
 )
 from optim.build import BUILDERS
@@ -32,6 +33,7 @@ CASES = {name: {"optimizer": name} for name in BUILDERS} | {
     "global": {"optimizer": "mars-adamw", "mars_clip": "global"},
     "exact": {"optimizer": "mars-adamw", "exact": True, "mars_clip": "global"},
     "linear": {"optimizer": "mars-lion", "gamma": "linear:0.1:0", "max_iters": 5},
+    "adaptive": {"optimizer": "mars-lion", "gamma": "adaptive:1.1:0.02:0.9:0.1:0.05:0.5"},
 }
 
 
@@ -91,6 +93,11 @@ def main() -> None:
             update(plain, plain_optimizer, step, config.exact)
             update(sharded, resumed, step, config.exact)
             update(alone, alone_optimizer, step, config.exact)
+        if name == "adaptive":
+            gammas = [optimizer_metrics(one)["mars/gamma"] for one in (plain_optimizer, resumed, alone_optimizer)]
+            norms = [one.param_groups[0]["running_norm"] for one in (plain_optimizer, resumed, alone_optimizer)]
+            assert gammas[0] == gammas[1] == gammas[2] != 0.05
+            assert norms[0] == norms[1] == norms[2] > 0
         for a, b, c in zip(plain.parameters(), sharded.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
             torch.testing.assert_close(c, a, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
