@@ -22,6 +22,8 @@ CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
 BelowOne = Annotated[FiniteFloat, Field(ge=0, lt=1)]
+Kind = Literal["matrices", "convolutions", "embeddings", "vectors"]
+Preconditioner = Literal["adamw", "lion", "shampoo", "kronecker", "sgd"]
 Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f]+$")]
 
 
@@ -107,6 +109,11 @@ class TrainConfig:
     """peak learning rate of vectors, scheduled in proportion to learning_rate; none: learning_rate"""
     betas_1d: tuple[BelowOne, BelowOne] | None = None
     """betas of vectors; none: (beta1, beta2)"""
+    lr_embedding: Positive | None = None
+    """peak learning rate of embeddings, scheduled in proportion to learning_rate; none: that of matrices, or with
+    embedding_adamw that of vectors"""
+    betas_embedding: tuple[BelowOne, BelowOne] | None = None
+    """betas of embeddings; none: those of matrices, or with embedding_adamw those of vectors"""
     grad_clip: NonNegative = 1.0
     """global norm to which the gradient is clipped before the optimizer sees it; 0: no clipping"""
     gradient_multiplier: Positive = 1.0
@@ -137,6 +144,18 @@ class TrainConfig:
     mars_last_grad: Literal["full", "bfloat16", "folded"] = "full"
     """MARS: how the last gradient is kept: full, in half the memory, or folded into the moment (mars-lion and
     mars-shampoo with mars_clip=none)"""
+    mars_kinds: tuple[Kind, ...] | None = None
+    """MARS: the kinds of parameters whose gradient is corrected and clipped, such as matrices,embeddings; others are
+    stepped plainly, with gamma 0. none: all but vectors, and but embeddings with embedding_adamw"""
+    preconditioner_matrices: Preconditioner | None = None
+    """MARS: what steps hidden matrices; none: what the optimizer is named after"""
+    preconditioner_convolutions: Preconditioner | None = None
+    """MARS: what steps parameters of 3 or more dimensions, as matrices of out x rest; none: what the optimizer is named
+    after"""
+    preconditioner_embeddings: Preconditioner | None = None
+    """MARS: what steps embeddings; none: what the optimizer is named after, or adamw with embedding_adamw"""
+    preconditioner_vectors: Literal["adamw", "lion", "sgd"] | None = None
+    """MARS: what steps vectors; none: adamw"""
 
     # --- loop ---
     max_iters: CountOrZero = 100_000

@@ -9,6 +9,7 @@ from typing import Any
 
 from configs import ConfigError, TrainConfig
 from optim.build import BUILDERS
+from optim.kinds import METHOD_KEYS
 from scripts.planning.budget import Compute, Disk, compute, disk
 from scripts.planning.machines import MACHINES, Machine
 from scripts.planning.memory import Memory, MemoryPlanner
@@ -127,9 +128,11 @@ def make_plan(config: TrainConfig, settings: Settings) -> Plan:
 
 
 def make_rows(config: TrainConfig, settings: Settings) -> Iterator[Row]:
-    """A row for every optimizer, and for those that have one the exact form, with the config's other settings."""
+    """A row for every optimizer, and for those that have one the exact form, with the config's other settings; but each
+    as it is by itself, where the config says what steps a kind of parameters."""
     for name in BUILDERS:
         plain: dict[str, Any] = {"optimizer": name, "exact": False}
+        plain |= {} if name == config.optimizer else dict.fromkeys(METHOD_KEYS)
         yield _row(name, config, replace(config, **plain), settings)
         exact = plain | {"exact": True, "mars_last_grad": "full"}
         row = _row(f"{name}, exact", config, replace(config, **exact), settings)

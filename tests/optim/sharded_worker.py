@@ -33,6 +33,10 @@ CASES = {name: {"optimizer": name} for name in BUILDERS} | {
     "global": {"optimizer": "mars-adamw", "mars_clip": "global"},
     "exact": {"optimizer": "mars-adamw", "exact": True, "mars_clip": "global"},
     "linear": {"optimizer": "mars-lion", "gamma": "linear:0.1:0", "max_iters": 5},
+    "hybrid": {
+        **{"optimizer": "mars-shampoo", "embedding_adamw": False, "preconditioner_embeddings": "adamw"},
+        **{"preconditioner_vectors": "lion", "mars_kinds": ("matrices", "vectors"), "lr_embedding": 2e-3},
+    },
     "adaptive": {"optimizer": "mars-lion", "gamma": "adaptive:1.1:0.02:0.9:0.1:0.05:0.5"},
 }
 
