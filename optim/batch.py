@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,12 +13,16 @@ from optim.estimator import Number, Scalars, compute_dtype
 from optim.gradients import host_norm
 from optim.kernels import Flags
 
+if TYPE_CHECKING:
+    from optim.estimators import Estimator
+
 
 @dataclass
 class Batch:
     """Parameters with gradients that share a group, a step count, a dtype and a device."""
 
     group: dict[str, Any]
+    estimator: Estimator
     step: int
     """which step this is for these parameters, from 1"""
     parameters: list[Tensor] = field(default_factory=list)
@@ -44,11 +48,6 @@ class Batch:
             return gamma
         return gamma.item() if "cpu" in (gamma.device.type, self.device.type) else gamma.to(self.device)
 
-    @property
-    def corrects(self) -> bool:
-        """Whether c_t may be another than g_t. To look at a gamma on a device would be to wait for it."""
-        return isinstance(self.gamma, Tensor) or self.gamma != 0
-
     @cached_property
     def grad_norms(self) -> Tensor:
         """||g_t|| of each; in float64 on a CPU."""
@@ -64,8 +63,17 @@ class Batch:
     @property
     def references(self) -> list[Tensor | None]:
         """r_t of each, None where there is no correction."""
-        name = "reference_grad" if self.group["exact"] else "last_grad"
-        return [state.get(name) for state in self.states]
+        return [self.estimator.reference(state) for state in self.states]
+
+    @property
+    def weight(self) -> Number:
+        """Of g_t in c_t, where r_t has the rest."""
+        return self.estimator.weight(self.group | {"gamma": self.gamma})
+
+    @property
+    def corrects(self) -> bool:
+        """Whether c_t may be another vector than g_t. To look at a gamma on a device would be to wait for it."""
+        return self.estimator.corrects and (isinstance(self.gamma, Tensor) or self.gamma != 0)
 
     @property
     def moments(self) -> list[Tensor]:
@@ -81,7 +89,7 @@ class Batch:
     @property
     def flags(self) -> Flags:
         """What kernels are compiled for."""
-        return Flags(keep=not self.group["exact"], folded=self.folded, guarded=self.guarded)
+        return Flags(self.estimator.keeps, self.folded, self.guarded, self.estimator.lasting)
 
     def scalars(self, corrects_first_moment: bool = False, scale: float = 1.0) -> Scalars:
         """What this step multiplies with.
@@ -90,10 +98,10 @@ class Batch:
             corrects_first_moment: whether the direction is to be divided by 1 - beta1^t.
             scale: a factor of the step size.
         """
-        group, gamma, (beta1, beta2) = self.group, self.gamma, self.group["betas"]
+        group, (beta1, beta2) = self.group, self.group["betas"]
         return Scalars(
-            gamma=gamma,
-            boost=1 + gamma * beta1 / (1 - beta1),
+            gamma=self.gamma,
+            boost=self.weight,
             rate=1 - beta1,
             rate2=1 - beta2,
             root_scale=(1 - beta2**self.step) ** -0.5,

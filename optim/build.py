@@ -7,6 +7,7 @@ below, and name it in `TrainConfig.optimizer`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         raise ValueError(f"optimizer={config.optimizer!r} must be one of {', '.join(BUILDERS)}")
     if config.exact and not config.optimizer.startswith("mars-"):
         raise ValueError(f"optimizer={config.optimizer!r} has no exact form; set --exact=false, or a MARS optimizer")
+    if config.estimator != "recursive" and not config.optimizer.startswith("mars-"):
+        raise ValueError(
+            f"estimator={config.estimator!r} is for the MARS optimizers; optimizer={config.optimizer!r} has 'recursive'"
+        )
     check_methods(config, tuple(name for name in BUILDERS if name.startswith("mars-")))
     optimizer = BUILDERS[config.optimizer](parameter_groups(model, config), config)
     if config.shard_optimizer and distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -108,7 +113,8 @@ def _shampoo(groups: Groups, config: OptimizerConfig) -> Optimizer:
 def _mars_family(groups: Groups, config: OptimizerConfig, settings: dict[str, Any]) -> Optimizer:
     set_methods(groups, config, settings)
     compile = None if config.compile_optimizer == "auto" else config.compile_optimizer
-    return MARS(groups, lr=config.learning_rate, eps=config.eps, exact=config.exact, compile=compile)
+    estimator: dict[str, Any] = {"estimator": config.estimator, "reference_interval": config.reference_interval}
+    return MARS(groups, lr=config.learning_rate, eps=config.eps, exact=config.exact, compile=compile, **estimator)
 
 
 BUILDERS: dict[str, Callable[[Groups, OptimizerConfig], Optimizer]] = {
@@ -149,9 +155,11 @@ def _method(group: dict[str, Any], schedule: GammaSchedule | None) -> str:
     if "preconditioner" not in group:
         return ""
     parts = [group["preconditioner"]]
-    corrects = schedule is not None or group["gamma"] != 0
+    corrects = group["estimator"] != "none" and (schedule is not None or group["gamma"] != 0)
     gamma = f"{group['gamma']:g}" if schedule is None else schedule
     parts.append(f"gamma {gamma}, clip {group['clip']}" if corrects else "no correction")
+    parts += [group["estimator"]] if corrects and group["estimator"] != "recursive" else []
+    parts += [f"every {group['reference_interval']}"] if corrects and group["estimator"] == "reference" else []
     parts += ["exact"] if corrects and group["exact"] else []
     parts += [f"last gradient {group['last_grad']}"] if corrects and group["last_grad"] != "full" else []
     return "  " + ", ".join(parts)
@@ -172,9 +180,24 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def record_reference_gradient(optimizer: Optimizer) -> None:
-    """Hands an exact optimizer the gradient of the current parameters on the next batch (see `MARS`)."""
-    assert isinstance(optimizer, MARS | ShardedOptimizer), "build_optimizer refuses exact=True for others"
-    optimizer.record_reference_gradient()
+    """Hands an exact optimizer the gradient of the current parameters on the next batch, and one with svrg that of the
+    snapshot on this batch (see `MARS`)."""
+    _mars_of(optimizer).record_reference_gradient()
+
+
+def take_snapshot(optimizer: Optimizer) -> None:
+    """svrg: makes the current parameters the snapshot (see `MARS`)."""
+    _mars_of(optimizer).take_snapshot()
+
+
+def record_snapshot_gradient(optimizer: Optimizer) -> None:
+    """svrg: hands over the gradient of the snapshot on one of its batches (see `MARS`)."""
+    _mars_of(optimizer).record_snapshot_gradient()
+
+
+def snapshot_weights(optimizer: Optimizer) -> AbstractContextManager[None]:
+    """svrg: within it the parameters have the snapshot's values (see `MARS`)."""
+    return _mars_of(optimizer).snapshot_weights()
 
 
 def optimizer_metrics(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -189,6 +212,11 @@ def optimizer_bytes(optimizer: Optimizer) -> int:
     values = [value for state in inside.state.values() for value in state.values()]
     held = sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
     return held + (inside.spare_bytes if isinstance(inside, MARS) else 0)
+
+
+def _mars_of(optimizer: Optimizer) -> MARS | ShardedOptimizer:
+    assert isinstance(optimizer, MARS | ShardedOptimizer), "build_optimizer refuses what others do not have"
+    return optimizer
 
 
 def _inside(optimizer: Optimizer) -> Optimizer:

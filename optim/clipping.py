@@ -5,7 +5,7 @@ before the first tensor is updated: so norms come first. On a device they are th
 waits for them. On a CPU, where a value can be read at no cost, the norm of g_t alone (half the memory traffic) mostly
 shows that no clip is due, since
 
-    ||c_t|| <= (1 + k) ||g_t|| + k ||r_t||,    k = |gamma| * beta1 / (1 - beta1).
+    ||c_t|| <= |w| ||g_t|| + |1 - w| ||r_t||,    c_t = w g_t + (1 - w) r_t.
 """
 
 from __future__ import annotations
@@ -116,18 +116,22 @@ class Clipping:
         return bad == 0
 
     def remember(self, reference: Tensor, norm: Tensor) -> None:
-        """Takes note of the norm of a reference gradient that was recorded."""
+        """Takes note of the norm of a reference."""
         if reference.device.type == "cpu":
             self._norms[reference] = norm.item()
 
+    def forget(self, reference: Tensor) -> None:
+        """A reference has changed, and its norm is not known."""
+        self._norms.pop(reference, None)
+
     def _bounds(self, batch: Batch, grad_norms: list[float]) -> Tensor:
         """Bounds of ||c_t||, infinite where the norm of the reference is not known, NaN where g_t is not finite."""
-        beta1 = batch.group["betas"][0]
-        k = abs(batch.gamma) * beta1 / (1 - beta1)
-        known = [self._norms.get(reference, math.inf) for reference in batch.references]
+        weight = float(batch.weight)
+        of_grad, of_reference = abs(weight), abs(1 - weight)
+        known = [math.inf if ref is None else self._norms.get(ref, math.inf) for ref in batch.references]
         known = [norm if math.isfinite(norm) else math.inf for norm in known]  # not so where it was not recorded
         pairs = zip(grad_norms, known, strict=True)
-        bounds = [(1 + k) * norm + (k * reference if k else 0.0) for norm, reference in pairs]
+        bounds = [of_grad * grad + (of_reference * reference if of_reference else 0.0) for grad, reference in pairs]
         finite = [math.isfinite(norm) for norm in grad_norms]
         return torch.tensor(bounds, dtype=torch.float64).where(torch.tensor(finite), math.nan)
 
@@ -148,7 +152,7 @@ class Clipping:
 
 
 def _has_bounds(batch: Batch) -> bool:
-    """Whether ||c_t|| can be bounded by what is known of the last gradient."""
+    """Whether ||c_t|| can be bounded by what is known of the reference."""
     return batch.device.type == "cpu" and batch.group["clip"] != "none" and batch.corrects
 
 

@@ -22,6 +22,9 @@ from optim import (
     optimizer_bytes,
     optimizer_metrics,
     record_reference_gradient,
+    record_snapshot_gradient,
+    snapshot_weights,
+    take_snapshot,
 )
 from optim.build import BUILDERS
 from training.processes import leave
@@ -32,6 +35,8 @@ BASE = TrainConfig(
 CASES = {name: {"optimizer": name} for name in BUILDERS} | {
     "global": {"optimizer": "mars-adamw", "mars_clip": "global"},
     "exact": {"optimizer": "mars-adamw", "exact": True, "mars_clip": "global"},
+    "reference": {"optimizer": "mars-adamw", "estimator": "reference", "reference_interval": 2},
+    "svrg": {"optimizer": "mars-adamw", "estimator": "svrg", "gamma": 0.5, "mars_clip": "global"},
     "linear": {"optimizer": "mars-lion", "gamma": "linear:0.1:0", "max_iters": 5},
     "hybrid": {
         **{"optimizer": "mars-shampoo", "embedding_adamw": False, "preconditioner_embeddings": "adamw"},
@@ -42,14 +47,23 @@ CASES = {name: {"optimizer": name} for name in BUILDERS} | {
 
 
 def gradients(model: GPT, step: int, scale: float) -> None:
-    """The same on every process."""
+    """The same on every process; of a quadratic, so that they depend on the weights."""
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator) * scale
+        parameter.grad = torch.randn(parameter.shape, generator=generator) * scale + 0.01 * parameter.detach()
 
 
-def update(model: GPT, optimizer: torch.optim.Optimizer, step: int, exact: bool) -> None:
-    if exact:
+def update(model: GPT, optimizer: torch.optim.Optimizer, step: int, config: TrainConfig) -> None:
+    if config.estimator == "svrg":
+        if step % 2 == 0:
+            take_snapshot(optimizer)
+            for batch in (200, 300):
+                gradients(model, batch + step, 0.05)
+                record_snapshot_gradient(optimizer)
+        with snapshot_weights(optimizer):
+            gradients(model, step, 0.05)
+        record_reference_gradient(optimizer)
+    if config.exact:
         gradients(model, 100 + step, 0.05)
         if step % 2:
             clip_gradients(model.parameters(), 0.5)
@@ -71,8 +85,8 @@ def main() -> None:
         plain_optimizer = build_optimizer(plain, config)
         optimizer = build_optimizer(sharded, replace(config, shard_optimizer=True))
         for step in range(3):
-            update(plain, plain_optimizer, step, config.exact)
-            update(sharded, optimizer, step, config.exact)
+            update(plain, plain_optimizer, step, config)
+            update(sharded, optimizer, step, config)
         share = optimizer_bytes(optimizer) / optimizer_bytes(plain_optimizer)
         ideal = 1 / distributed.get_world_size()
         assert abs(share - ideal) < 0.15, (name, share)
@@ -94,9 +108,9 @@ def main() -> None:
         alone_optimizer = build_optimizer(alone, config)
         load_optimizer_state(alone_optimizer, copy.deepcopy(saved))
         for step in range(3, 5):
-            update(plain, plain_optimizer, step, config.exact)
-            update(sharded, resumed, step, config.exact)
-            update(alone, alone_optimizer, step, config.exact)
+            update(plain, plain_optimizer, step, config)
+            update(sharded, resumed, step, config)
+            update(alone, alone_optimizer, step, config)
         if name == "adaptive":
             gammas = [optimizer_metrics(one)["mars/gamma"] for one in (plain_optimizer, resumed, alone_optimizer)]
             norms = [one.param_groups[0]["running_norm"] for one in (plain_optimizer, resumed, alone_optimizer)]
