@@ -58,7 +58,7 @@ class MeanGradient(Estimator):
         if batch.guarded or not clipping.skipped:
             run.update(add_gradient, list(zip(sums, batch.grads, batch.clips, strict=True)), scalars, flags)
             assert clipping.skipped is not None
-            torch._foreach_add_(counts, (~clipping.skipped).to(counts[0]))
+            torch._foreach_add_(counts, [(~clipping.skipped).to(counts[0])] * len(counts))  # a list: nothing waits
         if batch.step % batch.group["reference_interval"] == 0:
             means = [state["mean_grad"] for state in states]
             run.update(take_mean, list(zip(means, sums, counts, strict=True)), scalars, flags)

@@ -245,16 +245,16 @@ def test_a_step_that_changes_nothing_is_not_in_the_running_norm(way: str, when: 
     assert running_norm(optimizer) == pytest.approx(plain.running, rel=1e-6)
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("way", [{"exact": False}, {"exact": True}, {"estimator": "reference"}], ids=str)
 @pytest.mark.parametrize("clip", ["tensor", "global", "none"])
 @pytest.mark.parametrize("preconditioner", ["adamw", "lion", "sgd", "shampoo"])
-def test_nothing_waits_for_gamma(preconditioner: str, clip: str, exact: bool) -> None:
+def test_nothing_waits_for_gamma(preconditioner: str, clip: str, way: dict[str, Any]) -> None:
     """The meta device has no values, so that reading one is an error. Gamma stays there."""
     params = [nn.Parameter(torch.empty(shape, device="meta")) for shape in SHAPES[:2]]
-    settings: dict[str, Any] = {"preconditioner": preconditioner, "clip": clip, "exact": exact}
+    settings: dict[str, Any] = {"preconditioner": preconditioner, "clip": clip, **way}
     optimizer = MARS(params, lr=1e-2, gamma=AdaptiveGamma(), compile=False, **settings)
     for _ in range(3):
-        if exact:
+        if way.get("exact"):
             set_gradients(params, [torch.empty_like(parameter) for parameter in params])
             optimizer.record_reference_gradient()
         set_gradients(params, [torch.empty_like(parameter) for parameter in params])
