@@ -29,7 +29,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mars-adamw exact": {"optimizer": "mars-adamw", **EXACT},
     "mars-lion folded": {"optimizer": "mars-lion", "mars_clip": "none", "mars_last_grad": "folded"},
     "mars-adamw global": {"optimizer": "mars-adamw", "mars_clip": "global"},
-    "mars-adamw adaptive": {"optimizer": "mars-adamw", "gamma": "adaptive:1.01:0.02:0.99:0.1:0.05:0.5"},
+    "mars-adamw adaptive": {"optimizer": "mars-adamw", "gamma": "adaptive:1:0.02:1:0.1:0.05:0.5"},
     "hybrid": {"optimizer": "mars-shampoo", "preconditioner_embeddings": "adamw", "preconditioner_vectors": "lion"},
     "mars-adamw bfloat16": {"optimizer": "mars-adamw", "mars_last_grad": "bfloat16"},
 }
