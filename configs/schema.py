@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 MANY = 2**31 - 1
-GAMMA_SCHEDULE = r"^linear:[^:]+:[^:]+$"  # linear:START:END
+GAMMA_SCHEDULE = r"^((linear|cosine):[^:]+:[^:]+|adaptive(:[^:]+){5,6}|adaptive)$"
 PROJECT = r"^[^/\\#?%:\x00-\x1f]+$"  # what wandb allows
 INIT_FROM = r"^(hf|nanogpt|run):[^\x00-\x1f]+$"
 Count = Annotated[int, Field(ge=1, le=MANY)]
@@ -22,6 +22,8 @@ CountOrZero = Annotated[int, Field(ge=0, le=MANY)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
 BelowOne = Annotated[FiniteFloat, Field(ge=0, lt=1)]
+Kind = Literal["matrices", "convolutions", "embeddings", "vectors"]
+Preconditioner = Literal["adamw", "lion", "shampoo", "kronecker", "sgd"]
 Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f]+$")]
 
 
@@ -107,6 +109,11 @@ class TrainConfig:
     """peak learning rate of vectors, scheduled in proportion to learning_rate; none: learning_rate"""
     betas_1d: tuple[BelowOne, BelowOne] | None = None
     """betas of vectors; none: (beta1, beta2)"""
+    lr_embedding: Positive | None = None
+    """peak learning rate of embeddings, scheduled in proportion to learning_rate; none: that of matrices, or with
+    embedding_adamw that of vectors"""
+    betas_embedding: tuple[BelowOne, BelowOne] | None = None
+    """betas of embeddings; none: those of matrices, or with embedding_adamw those of vectors"""
     grad_clip: NonNegative = 1.0
     """global norm to which the gradient is clipped before the optimizer sees it; 0: no clipping"""
     gradient_multiplier: Positive = 1.0
@@ -125,7 +132,9 @@ class TrainConfig:
     """torch.compile the steps of the MARS family, lion, muon and shampoo; auto: on CUDA, and on a CPU from 8 million
     parameters"""
     gamma: FiniteFloat | Annotated[str, Field(pattern=GAMMA_SCHEDULE)] = 0.025
-    """MARS: scale of the gradient correction, a number or linear:START:END over max_iters updates"""
+    """MARS: scale of the gradient correction: a number; linear:START:END or cosine:START:END over max_iters updates;
+    adaptive, by the ratio of the gradient's norm to its running norm, in full adaptive:ABOVE:GAMMA:BELOW:GAMMA:ELSE or
+    adaptive:ABOVE:GAMMA:BELOW:GAMMA:ELSE:DECAY"""
     estimator: Literal["recursive", "reference", "svrg", "none"] = "recursive"
     """MARS: what the gradient is corrected with: the last gradient (the paper's), the mean of earlier ones (reference),
     gradients at a snapshot of the weights (svrg), or nothing"""
@@ -144,6 +153,18 @@ class TrainConfig:
     mars_last_grad: Literal["full", "bfloat16", "folded"] = "full"
     """MARS: how the last gradient is kept: full, in half the memory, or folded into the moment (mars-lion and
     mars-shampoo with mars_clip=none)"""
+    mars_kinds: tuple[Kind, ...] | None = None
+    """MARS: the kinds of parameters whose gradient is corrected and clipped, such as matrices,embeddings; others are
+    stepped plainly, with gamma 0. none: all but vectors, and but embeddings with embedding_adamw"""
+    preconditioner_matrices: Preconditioner | None = None
+    """MARS: what steps hidden matrices; none: what the optimizer is named after"""
+    preconditioner_convolutions: Preconditioner | None = None
+    """MARS: what steps parameters of 3 or more dimensions, as matrices of out x rest; none: what the optimizer is named
+    after"""
+    preconditioner_embeddings: Preconditioner | None = None
+    """MARS: what steps embeddings; none: what the optimizer is named after, or adamw with embedding_adamw"""
+    preconditioner_vectors: Literal["adamw", "lion", "sgd"] | None = None
+    """MARS: what steps vectors; none: adamw"""
 
     # --- loop ---
     max_iters: CountOrZero = 100_000

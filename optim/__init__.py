@@ -14,11 +14,13 @@ from optim.build import (
 from optim.conditional import step_if
 from optim.gradients import clip_gradients
 from optim.mars import MARS
-from optim.schedule import LinearGamma, learning_rate_at, set_learning_rate
+from optim.schedule import AdaptiveGamma, CosineGamma, LinearGamma, learning_rate_at, set_learning_rate
 from optim.sharded import ShardedOptimizer
 
 __all__ = [
     "MARS",
+    "AdaptiveGamma",
+    "CosineGamma",
     "LinearGamma",
     "ShardedOptimizer",
     "build_optimizer",

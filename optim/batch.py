@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from optim.estimator import Number, Scalars, compute_dtype
+from optim.gradients import host_norm
 from optim.kernels import Flags
 
 if TYPE_CHECKING:
@@ -39,6 +41,21 @@ class Batch:
         return self.parameters[0].device
 
     @property
+    def gamma(self) -> Number:
+        """Of this step; where it is known on a device alone, 0-d and there."""
+        gamma: Number = self.group["gamma"]
+        if not isinstance(gamma, Tensor):
+            return gamma
+        return gamma.item() if "cpu" in (gamma.device.type, self.device.type) else gamma.to(self.device)
+
+    @cached_property
+    def grad_norms(self) -> Tensor:
+        """||g_t|| of each; in float64 on a CPU."""
+        if self.device.type == "cpu":
+            return torch.tensor([host_norm(grad) for grad in self.grads], dtype=torch.float64)
+        return torch.stack(torch._foreach_norm(self.grads, 2, dtype=self.dtype))
+
+    @property
     def folded(self) -> bool:
         """Whether the last gradients are folded into the moments."""
         return self.group["last_grad"] == "folded"
@@ -51,13 +68,12 @@ class Batch:
     @property
     def weight(self) -> Number:
         """Of g_t in c_t, where r_t has the rest."""
-        return self.estimator.weight(self.group)
+        return self.estimator.weight(self.group | {"gamma": self.gamma})
 
     @property
     def corrects(self) -> bool:
-        """Whether c_t is another vector than g_t."""
-        gamma = self.group["gamma"]
-        return self.estimator.corrects and (isinstance(gamma, Tensor) or gamma != 0)
+        """Whether c_t may be another vector than g_t. To look at a gamma on a device would be to wait for it."""
+        return self.estimator.corrects and (isinstance(self.gamma, Tensor) or self.gamma != 0)
 
     @property
     def moments(self) -> list[Tensor]:
@@ -84,7 +100,7 @@ class Batch:
         """
         group, (beta1, beta2) = self.group, self.group["betas"]
         return Scalars(
-            gamma=group["gamma"],
+            gamma=self.gamma,
             boost=self.weight,
             rate=1 - beta1,
             rate2=1 - beta2,

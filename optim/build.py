@@ -1,8 +1,7 @@
 """From a model and a config to an optimizer.
 
-The parameters are split into three kinds, hidden matrices, embeddings and vectors, each a parameter group with its
-own learning rate, betas and decay. To add an optimizer: write it, add a builder below, and name it in
-`TrainConfig.optimizer`.
+The parameters are split into kinds, each a parameter group (`kinds.py`). To add an optimizer: write it, add a builder
+below, and name it in `TrainConfig.optimizer`.
 """
 
 from __future__ import annotations
@@ -10,72 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from torch import Tensor, distributed, nn
 from torch.optim import SGD, AdamW, NAdam, Optimizer
 
+from optim.kinds import (
+    PLAIN,
+    Groups,
+    OptimizerConfig,
+    check_methods,
+    embeddings_on_adamw,
+    parameter_groups,
+    set_methods,
+)
 from optim.mars import MARS
-from optim.schedule import gamma_schedule
+from optim.schedule import RUNNING_NORM, GammaSchedule, gamma_schedule
 from optim.sharded import ShardedOptimizer
 
 FUSED_DEVICES = ("cpu", "cuda", "mps")  # where torch has a fused AdamW
-
-
-class OptimizerConfig(Protocol):
-    """The settings that are read here; `configs.TrainConfig` documents them."""
-
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def weight_decay_embedding(self) -> float | None: ...
-    @property
-    def weight_decay_1d(self) -> float: ...
-    @property
-    def lr_1d(self) -> float | None: ...
-    @property
-    def betas_1d(self) -> tuple[float, float] | None: ...
-    @property
-    def embedding_adamw(self) -> bool | None: ...
-    @property
-    def max_iters(self) -> int: ...
-    @property
-    def gamma(self) -> float | str: ...
-    @property
-    def estimator(self) -> Literal["recursive", "reference", "svrg", "none"]: ...
-    @property
-    def reference_interval(self) -> int: ...
-    @property
-    def exact(self) -> bool: ...
-    @property
-    def mars_clip(self) -> Literal["tensor", "global", "none"]: ...
-    @property
-    def mars_first_step(self) -> Literal["paper", "official"]: ...
-    @property
-    def mars_last_grad(self) -> Literal["full", "bfloat16", "folded"]: ...
-    @property
-    def shampoo_factors(self) -> Literal["averaged", "accumulated"]: ...
-    @property
-    def shampoo_interval(self) -> int: ...
-    @property
-    def compile_optimizer(self) -> bool | Literal["auto"]: ...
-    @property
-    def shard_optimizer(self) -> bool: ...
-
-
-Groups = list[dict[str, Any]]
-
-PLAIN_ADAMW = {"preconditioner": "adamw", "gamma": 0.0, "clip": "none", "last_grad": "full"}
 QUASI_HYPERBOLIC = {"clip": "none", "first_step": "official", "last_grad": "folded"}
 
 
@@ -94,7 +46,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         raise ValueError(
             f"estimator={config.estimator!r} is for the MARS optimizers; optimizer={config.optimizer!r} has 'recursive'"
         )
-    optimizer = BUILDERS[config.optimizer](_parameter_groups(model, config), config)
+    check_methods(config, tuple(name for name in BUILDERS if name.startswith("mars-")))
+    optimizer = BUILDERS[config.optimizer](parameter_groups(model, config), config)
     if config.shard_optimizer and distributed.is_initialized() and distributed.get_world_size() > 1:
         if any(parameter.device.type == "mps" for parameter in model.parameters()):
             raise ValueError("shard_optimizer=True needs a CPU or CUDA; no backend of torch.distributed reaches mps")
@@ -133,35 +86,32 @@ def _lion(groups: Groups, config: OptimizerConfig) -> Optimizer:
     if config.beta1 > config.beta2:
         raise ValueError(f"beta1={config.beta1} must not be above beta2={config.beta2} in optimizer='lion'")
     gamma = 1 - config.beta1 / config.beta2 if config.beta2 > 0 else 0.0
-    return _mars_family(
-        groups, config, QUASI_HYPERBOLIC | {"preconditioner": "lion", "gamma": gamma}, (config.beta2, 0.0)
-    )
+    settings = {"preconditioner": "lion", "gamma": gamma, "betas": (config.beta2, 0.0)}
+    return _quasi_hyperbolic(groups, config, settings)
 
 
 def _muon(groups: Groups, config: OptimizerConfig) -> Optimizer:
     """Muon with Nesterov momentum beta1 (Jordan et al. 2024), by its identity with MARS-Shampoo."""
-    return _mars_family(groups, config, QUASI_HYPERBOLIC | {"preconditioner": "shampoo", "gamma": 1 - config.beta1})
+    return _quasi_hyperbolic(groups, config, {"preconditioner": "shampoo", "gamma": 1 - config.beta1})
+
+
+def _quasi_hyperbolic(groups: Groups, config: OptimizerConfig, settings: dict[str, Any]) -> Optimizer:
+    """Where gamma follows from the betas."""
+    if config.betas_embedding is not None and not embeddings_on_adamw(config):
+        raise ValueError(
+            f"betas_embedding={config.betas_embedding!r} is for embeddings on AdamW in optimizer={config.optimizer!r}, "
+            "which has one pair of betas; set embedding_adamw=True, or drop it"
+        )
+    return _mars_family(groups, config, QUASI_HYPERBOLIC | settings)
 
 
 def _shampoo(groups: Groups, config: OptimizerConfig) -> Optimizer:
     """Shampoo with momentum beta1 (Gupta et al., arXiv 1802.09568)."""
-    settings = PLAIN_ADAMW | {
-        "preconditioner": "kronecker",
-        "factors": config.shampoo_factors,
-        "refresh_interval": config.shampoo_interval,
-    }
-    return _mars_family(groups, config, settings)
+    return _mars_family(groups, config, PLAIN | {"preconditioner": "kronecker"})
 
 
-def _mars_family(
-    groups: Groups, config: OptimizerConfig, settings: dict[str, Any], betas: tuple[float, float] | None = None
-) -> Optimizer:
-    """Matrices by `settings` and `betas`, vectors by plain AdamW, and embeddings by either."""
-    for group in groups:
-        if group["name"] == "vectors" or (group["name"] == "embeddings" and _embeddings_on_adamw(config)):
-            group.update(PLAIN_ADAMW)
-        else:
-            group.update(settings | ({} if betas is None else {"betas": betas}))
+def _mars_family(groups: Groups, config: OptimizerConfig, settings: dict[str, Any]) -> Optimizer:
+    set_methods(groups, config, settings)
     compile = None if config.compile_optimizer == "auto" else config.compile_optimizer
     estimator: dict[str, Any] = {"estimator": config.estimator, "reference_interval": config.reference_interval}
     return MARS(groups, lr=config.learning_rate, eps=config.eps, exact=config.exact, compile=compile, **estimator)
@@ -184,40 +134,6 @@ def _has_fused(groups: Groups) -> bool:
     return all(parameter.device.type in FUSED_DEVICES for group in groups for parameter in group["params"])
 
 
-def _embeddings_on_adamw(config: OptimizerConfig) -> bool:
-    """As set; otherwise as is usual: Muon and Shampoo are for hidden matrices."""
-    return config.optimizer in ("muon", "shampoo") if config.embedding_adamw is None else config.embedding_adamw
-
-
-def _parameter_groups(model: nn.Module, config: OptimizerConfig) -> Groups:
-    """Hidden matrices, embeddings and vectors. `lr_scale` ties a group's learning rate to the schedule."""
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    kinds: dict[str, list[Tensor]] = {"matrices": [], "embeddings": [], "vectors": []}
-    for parameter in model.parameters():
-        kind = "embeddings" if id(parameter) in embeddings else "matrices" if parameter.dim() >= 2 else "vectors"
-        kinds[kind].append(parameter)
-
-    decay, betas = config.weight_decay, (config.beta1, config.beta2)
-    decay_embedding = decay if config.weight_decay_embedding is None else config.weight_decay_embedding
-    common: dict[str, Any] = {"eps": config.eps}
-    like_matrices: dict[str, Any] = common | {"lr_scale": 1.0, "betas": betas}
-    like_vectors: dict[str, Any] = common | {
-        "lr_scale": 1.0 if config.lr_1d is None else config.lr_1d / config.learning_rate,
-        "betas": config.betas_1d or betas,
-    }
-    like_embeddings = like_vectors if _embeddings_on_adamw(config) else like_matrices
-    settings = {
-        "matrices": like_matrices | {"weight_decay": decay},
-        "embeddings": like_embeddings | {"weight_decay": decay_embedding},
-        "vectors": like_vectors | {"weight_decay": config.weight_decay_1d},
-    }
-    return [
-        {"name": name, "params": parameters, "lr": config.learning_rate * settings[name]["lr_scale"], **settings[name]}
-        for name, parameters in kinds.items()
-        if parameters
-    ]
-
-
 def describe_groups(optimizer: Optimizer) -> list[str]:
     """A line for each parameter group, for the start of a run."""
     lines = []
@@ -227,19 +143,19 @@ def describe_groups(optimizer: Optimizer) -> list[str]:
         count = sum(parameter.numel() for parameter in group["params"])
         tensors = len(group["params"])
         lines.append(
-            f"{group.get('name', 'group'):<10} {tensors:>4} tensors {count:>13,} parameters  "
+            f"{group.get('name', 'group'):<12} {tensors:>4} tensors {count:>13,} parameters  "
             f"lr {group['lr']:.3g}  betas {group['betas']}  weight decay {group['weight_decay']:g}"
             f"{_method(group, schedule)}"
         )
     return lines
 
 
-def _method(group: dict[str, Any], schedule: Callable[[int], float] | None) -> str:
+def _method(group: dict[str, Any], schedule: GammaSchedule | None) -> str:
     """How MARS steps a group; nothing for torch's own optimizers."""
     if "preconditioner" not in group:
         return ""
     parts = [group["preconditioner"]]
-    corrects = group["estimator"] != "none" and (group["gamma"] != 0 or schedule is not None)
+    corrects = group["estimator"] != "none" and (schedule is not None or group["gamma"] != 0)
     gamma = f"{group['gamma']:g}" if schedule is None else schedule
     parts.append(f"gamma {gamma}, clip {group['clip']}" if corrects else "no correction")
     parts += [group["estimator"]] if corrects and group["estimator"] != "recursive" else []
@@ -256,7 +172,8 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     Raises:
         ValueError: the groups hold other parameters.
     """
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    no_settings = ("params", RUNNING_NORM)
+    settings = [{key: group[key] for key in group if key not in no_settings} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
     for group, kept in zip(optimizer.param_groups, settings, strict=True):
         group.update(kept)

@@ -47,7 +47,7 @@ class Clipping:
             device: where to gather what concerns all batches.
             allowed: whether the step may change anything at all (0-d bool); None: it may.
         """
-        norms_of_grads = [[host_norm(grad) for grad in batch.grads] if _has_bounds(batch) else [] for batch in batches]
+        norms_of_grads = [batch.grad_norms.tolist() if _has_bounds(batch) else [] for batch in batches]
         lengths = [
             self._bounds(batch, norms) if _has_bounds(batch) else _lengths(batch, run)
             for batch, norms in zip(batches, norms_of_grads, strict=True)
@@ -88,6 +88,25 @@ class Clipping:
             for place, reference in enumerate(batch.references):
                 if reference is not None:
                     self._norms[reference] = grad_norms[place] if grad_norms else math.inf
+
+    def norm_of_all(self, batches: list[Batch], parameters: list[Tensor], device: torch.device) -> Tensor:
+        """The norm of all gradients as one vector, those of other processes too (0-d).
+
+        Args:
+            parameters: all, in an order that is the same on every process: it makes the sum the same to the last bit,
+                whoever has which of them.
+            device: where to gather them.
+        """
+        zero = _sum([], device)
+        squares = dict.fromkeys(parameters, zero)
+        for batch in batches:
+            squares.update(
+                zip(batch.parameters, batch.grad_norms.to(device, zero.dtype).square().unbind(), strict=True)
+            )
+        each = torch.stack(list(squares.values()))
+        if self.sum_over_processes is not None:
+            self.sum_over_processes(each)
+        return each.sum().sqrt()
 
     def all_finite(self, norms: list[Tensor], device: torch.device) -> Tensor:
         """Whether the gradients with these norms, and those of other processes, are finite (0-d)."""
@@ -144,9 +163,7 @@ def _lengths(batch: Batch, run: Runner, indices: list[int] | None = None) -> Ten
     if batch.group["clip"] != "none" and batch.corrects:
         rows = [(grads[index], references[index]) for index in indices]
         return torch.stack(run.reduce(estimate_norm, rows, batch.scalars(), batch.flags))
-    if batch.device.type == "cpu":
-        return torch.tensor([host_norm(grads[index]) for index in indices], dtype=torch.float64)
-    return torch.stack(torch._foreach_norm([grads[index] for index in indices], 2, dtype=batch.dtype))
+    return batch.grad_norms
 
 
 def norm_of(grad: Tensor) -> Tensor:

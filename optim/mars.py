@@ -24,6 +24,7 @@ from optim.estimator import compute_dtype
 from optim.estimators import SVRG, Estimator, SecondGradient, new_estimators
 from optim.preconditioner import PRECONDITIONERS
 from optim.runner import Runner
+from optim.schedule import RUNNING_NORM, AdaptiveGamma, GammaSchedule
 from optim.settings import check_settings, check_whole
 
 
@@ -50,7 +51,7 @@ class MARS(Optimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled weight decay, times lr.
         gamma: scale of the correction; 0 is the preconditioner's plain method and keeps no reference. A function of the
-            optimizer's step (from 1) makes a schedule.
+            optimizer's step (from 1) makes a schedule, and `AdaptiveGamma` one that follows the gradients' norm.
         preconditioner: "adamw"; "lion", the sign of m; "sgd", m itself; "shampoo", the orthogonal factor of m, and
             "kronecker", Shampoo's two-sided statistics, both for tensors of two dimensions or more.
         estimator: "recursive", as above; "reference", towards the mean of earlier gradients; "svrg", with gradients at
@@ -81,7 +82,7 @@ class MARS(Optimizer):
         betas: tuple[float, float] = (0.95, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        gamma: float | Callable[[int], float] = 0.025,
+        gamma: float | GammaSchedule = 0.025,
         preconditioner: str = "adamw",
         estimator: str = "recursive",
         exact: bool = False,
@@ -113,7 +114,7 @@ class MARS(Optimizer):
             "refresh_interval": refresh_interval,
             "damping": damping,
         }
-        self._gamma_schedules: list[Callable[[int], float] | None] = []  # of each group
+        self._gamma_schedules: list[GammaSchedule | None] = []  # of each group
         self._runner = Runner(compile)
         self.step_allowed: Tensor | None = None
         """whether a step may change anything, a 0-d bool on the device of the parameters; None: it may"""
@@ -128,13 +129,18 @@ class MARS(Optimizer):
             ValueError: a setting out of range or unknown.
         """
         settings = self.defaults | param_group
-        schedule = settings["gamma"] if callable(settings["gamma"]) else None
-        if schedule is not None:
+        gamma = settings["gamma"]
+        schedule: GammaSchedule | None = gamma if callable(gamma) or isinstance(gamma, AdaptiveGamma) else None
+        if isinstance(schedule, AdaptiveGamma):
+            settings["gamma"] = schedule.between  # until the first step
+        elif schedule is not None:
             settings["gamma"] = schedule(1)
         check_settings(settings, schedule is not None)
         check_whole(settings, self.defaults)
         super().add_param_group(param_group | {"gamma": settings["gamma"]})
         self._gamma_schedules.append(schedule)
+        if isinstance(schedule, AdaptiveGamma):
+            self.param_groups[-1][RUNNING_NORM] = torch.tensor(math.nan)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -163,9 +169,10 @@ class MARS(Optimizer):
         self._check_state(work)
         batches = self._batches(work)
         self._runner.decide([parameter for group in self.param_groups for parameter in group["params"]])
-        for batch in batches:
-            batch.estimator.before_step(batch, self._runner, self._clipping)
-        self._clipping.set_factors(batches, self._runner, self._device, self.step_allowed)
+        with self._adapted_gamma(batches):
+            for batch in batches:
+                batch.estimator.before_step(batch, self._runner, self._clipping)
+            self._clipping.set_factors(batches, self._runner, self._device, self.step_allowed)
         for batch in batches:
             if batch.guarded or not self._clipping.skipped:
                 PRECONDITIONERS[batch.group["preconditioner"]].step(batch, self._runner)
@@ -274,7 +281,7 @@ class MARS(Optimizer):
         self._clipping.sum_over_processes = function
 
     @property
-    def gamma_schedules(self) -> list[Callable[[int], float] | None]:
+    def gamma_schedules(self) -> list[GammaSchedule | None]:
         """Of each group: the schedule that its gamma follows, where it does."""
         return self._gamma_schedules
 
@@ -296,13 +303,16 @@ class MARS(Optimizer):
         if self._clipping.clip_rate is not None and any(group["clip"] != "none" for group in self.param_groups):
             figures["mars/clip_rate"] = self._clipping.clip_rate
         for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
+            gamma = group["gamma"]
             if schedule is not None:
-                figures.setdefault("mars/gamma", torch.tensor(group["gamma"]))
+                gamma = gamma if isinstance(gamma, Tensor) else torch.tensor(gamma, dtype=torch.float64)
+                figures.setdefault("mars/gamma", gamma)
         return figures
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what `state_dict` gave, bit for bit: torch's own method would cast moments to the dtype of their
-        parameters. A gamma schedule is a function, is not saved, and stays what it is.
+        parameters. A gamma schedule is a function, is not saved, and stays what it is; the running norm of an
+        `AdaptiveGamma` is restored.
 
         Raises:
             ValueError: the groups hold other numbers of parameters; the state is of another form, or not of MARS.
@@ -323,6 +333,12 @@ class MARS(Optimizer):
             for name, value in state_dict["state"].get(number, {}).items():
                 device = "cpu" if name == "step" else parameter.device
                 self.state[parameter][name] = value.detach().to(device, copy=True)
+        for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
+            if isinstance(schedule, AdaptiveGamma):
+                group.setdefault(RUNNING_NORM, torch.tensor(math.nan))
+            elif RUNNING_NORM in group:
+                del group[RUNNING_NORM]
+                group["gamma"] = float(group["gamma"])
         if self._second is not None:
             self._second.forget()
 
@@ -390,14 +406,36 @@ class MARS(Optimizer):
             return
         step = int(max((state["step"].item() for state in self.state.values() if state), default=0)) + 1
         for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
-            if schedule is not None:
+            if callable(schedule):
                 group["gamma"] = schedule(step)
                 check_settings(group, scheduled=True)
 
+    def _adaptive_groups(self) -> list[tuple[dict[str, Any], AdaptiveGamma]]:
+        """The groups whose gamma follows the norm of the gradients."""
+        pairs = zip(self.param_groups, self._gamma_schedules, strict=True)
+        return [(group, schedule) for group, schedule in pairs if isinstance(schedule, AdaptiveGamma)]
+
+    @contextmanager
+    def _adapted_gamma(self, batches: list[Batch]) -> Iterator[None]:
+        """Sets every gamma that follows the norm of the gradients, and averages that norm if in the `with` block it is
+        found that the step changes anything."""
+        adaptive = self._adaptive_groups()
+        if not adaptive:
+            yield
+            return
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        norm = self._clipping.norm_of_all(batches, parameters, self._device)
+        for group, schedule in adaptive:
+            schedule.adapt(group, norm)
+        yield
+        assert self._clipping.skipped is not None
+        for group, schedule in adaptive:
+            schedule.take_in(group, norm, self._clipping.skipped)
+
     def _corrects(self, index: int) -> bool:
         """Whether a group's gradients are corrected, now or at times."""
-        group = self.param_groups[index]
-        return group["estimator"] != "none" and (group["gamma"] != 0 or self._gamma_schedules[index] is not None)
+        group, schedule = self.param_groups[index], self._gamma_schedules[index]
+        return group["estimator"] != "none" and (schedule is not None or group["gamma"] != 0)
 
     def _estimator_of(self, index: int) -> Estimator:
         return self._estimators[self.param_groups[index]["estimator"] if self._corrects(index) else "none"]

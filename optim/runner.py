@@ -119,8 +119,13 @@ def _pack(scalars: Scalars, row: Row) -> Tensor:
     assert row[0] is not None
     device, dtype = row[0].device, compute_dtype(row[0].dtype)
     on_cuda = device.type == "cuda"
+    there = {place: value for place, value in enumerate(scalars) if isinstance(value, Tensor) and not value.is_cpu}
+    here = [0.0 if place in there else value for place, value in enumerate(scalars)]
     # From pinned memory the copy does not wait for the device.
-    return torch.tensor(scalars, dtype=dtype, pin_memory=on_cuda).to(device, non_blocking=on_cuda)
+    packed = torch.tensor(here, dtype=dtype, pin_memory=on_cuda).to(device, non_blocking=on_cuda)
+    for place, value in there.items():
+        packed[place].copy_(value)
+    return packed
 
 
 def _size(row: Row) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import TrainConfig
+from optim.kinds import METHOD_KEYS
 from training import RunError
 from training.checkpoint import CheckpointFolder
 from training.folder import read_json
@@ -19,6 +20,7 @@ FIXED_KEYS = (
     *("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "dropout", "bias", "scale_attn_by_inverse_layer_idx"),
     *("init_from", "total_batch_size", "seed", "optimizer", "estimator", "exact", "embedding_adamw"),
     "mars_last_grad",
+    *METHOD_KEYS,
 )
 UNLISTED_KEYS = ("out_dir", "resume")  # say nothing of the run
 # These may change without changing what the run computes, but for rounding. max_iters does if it sets the decay.
@@ -72,7 +74,7 @@ def load_for_resume(
 
 def _check(saved: dict[str, Any], data: str | None, config: TrainConfig, fingerprint: str, folder: Path) -> None:
     for key in FIXED_KEYS:
-        if key in saved and saved[key] != getattr(config, key):
+        if key in saved and _written(saved[key]) != _written(getattr(config, key)):
             raise RunError(
                 f"{folder} was trained with {key}={saved[key]!r}, now it is {getattr(config, key)!r}; "
                 f"set --{key}={saved[key]}, or choose another --out_dir"
@@ -90,15 +92,20 @@ def _changed_settings(saved: dict[str, Any], config: TrainConfig) -> dict[str, t
     return {
         key: (saved[key], now[key])
         for key in now
-        # config.json makes lists of tuples
-        if key in saved and key not in UNLISTED_KEYS and json.dumps(saved[key]) != json.dumps(now[key])
+        if key in saved and key not in UNLISTED_KEYS and _written(saved[key]) != _written(now[key])
     }
+
+
+def _written(value: Any) -> str:
+    """As in config.json, which makes lists of tuples."""
+    return json.dumps(value)
 
 
 def _is_other_course(saved: dict[str, Any], config: TrainConfig, changed: set[str]) -> bool:
     if changed - set(NEUTRAL_KEYS):
         return True
-    if isinstance(config.gamma, str) and "max_iters" in changed:  # a schedule over max_iters
+    over_updates = isinstance(config.gamma, str) and not config.gamma.startswith("adaptive")
+    if over_updates and "max_iters" in changed:  # a schedule over max_iters
         return True
     decay = saved.get("lr_decay_iters") or saved.get("max_iters")
     return bool(changed) and decay != config.decay_iters

@@ -9,6 +9,7 @@ from typing import Any
 
 from configs import ConfigError, TrainConfig
 from optim.build import BUILDERS
+from optim.kinds import METHOD_KEYS
 from scripts.planning.budget import Compute, Disk, compute, disk
 from scripts.planning.machines import MACHINES, Machine
 from scripts.planning.memory import Memory, MemoryPlanner
@@ -128,9 +129,10 @@ def make_plan(config: TrainConfig, settings: Settings) -> Plan:
 
 def make_rows(config: TrainConfig, settings: Settings) -> Iterator[Row]:
     """A row for every optimizer, and for those that have them the exact form and the config's estimator, with the
-    config's other settings."""
+    config's other settings; but each as it is by itself, where the config says what steps a kind of parameters."""
     for name in BUILDERS:
         plain: dict[str, Any] = {"optimizer": name, "estimator": "recursive", "exact": False}
+        plain |= {} if name == config.optimizer else dict.fromkeys(METHOD_KEYS)
         yield _row(name, config, replace(config, **plain), settings)
         others: dict[str, dict[str, Any]] = {"exact": {"exact": True}}
         if config.estimator != "recursive":

@@ -19,7 +19,7 @@ def message(*overrides: str, path: Path = CONFIGS / "gpt2_small_mars.py") -> str
 
 def test_every_config_loads_and_writes_into_a_folder_of_its_own() -> None:
     paths = [path for path in CONFIGS.glob("*_*.py") if not path.name.startswith("__")]
-    assert len(paths) == 48
+    assert len(paths) == 50
     assert len({load_config(path).out_dir for path in paths}) == len(paths)
 
 
@@ -50,6 +50,15 @@ def test_the_stdlib_pair_differs_only_in_the_optimizer() -> None:
         ("--betas_1d=(0.8, 0.9)", "betas_1d", (0.8, 0.9)),
         ("--wandb_tags=a, exp (1)", "wandb_tags", ("a", "exp (1)")),
         ("--lr_1d=none", "lr_1d", None),
+        ("--lr_embedding=6e-3", "lr_embedding", 6e-3),
+        ("--betas_embedding=0.9,0.95", "betas_embedding", (0.9, 0.95)),
+        ("--mars_kinds=matrices, vectors", "mars_kinds", ("matrices", "vectors")),
+        ("--preconditioner_embeddings=lion", "preconditioner_embeddings", "lion"),
+        ("--preconditioner_matrices=none", "preconditioner_matrices", None),
+        ("--gamma=0.5", "gamma", 0.5),
+        ("--gamma=cosine:0.1:0", "gamma", "cosine:0.1:0"),
+        ("--gamma=adaptive", "gamma", "adaptive"),
+        ("--gamma=adaptive:2:0.1:0.5:0.3:0.2", "gamma", "adaptive:2:0.1:0.5:0.3:0.2"),
         ("--lr_decay_iters=50", "lr_decay_iters", 50),
         ("--device=cuda:1", "device", "cuda:1"),
     ],
@@ -74,6 +83,11 @@ def test_command_line_values_take_the_type_of_their_key(argument: str, key: str,
         ("--dropout=1", ["less than 1"]),
         ("--beta1=1", ["less than 1"]),
         ("--optimizer=mars", ["'adamw'", "'mars-adamw'"]),
+        ("--gamma=step:1:0", ["gamma", "linear:START:END", "cosine:START:END", "adaptive"]),
+        ("--gamma=adaptive:1", ["gamma", "adaptive:ABOVE:GAMMA:BELOW:GAMMA:ELSE"]),
+        ("--preconditioner_vectors=shampoo", ["preconditioner_vectors", "'adamw', 'lion' or 'sgd'"]),
+        ("--preconditioner_matrices=muon", ["preconditioner_matrices", "'shampoo', 'kronecker' or 'sgd'"]),
+        ("--mars_kinds=matrix", ["mars_kinds", "'matrices', 'convolutions', 'embeddings' or 'vectors'"]),
         ("--mars_clip=norm", ["'tensor'", "'global'", "'none'"]),
         ("--dtype=fp16", ["'float16'"]),
         ("--device=tpu", ["cuda"]),

@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 UNPUBLISHED = [
     *(f"gpt2_{run}_{recipe}" for _, run in RUNS for recipe in ("mars_lion", "mars_shampoo", "lion")),
-    *("gpt2_small_fineweb_muon", "gpt2_xl_fineweb_muon"),
+    *("gpt2_small_fineweb_muon", "gpt2_xl_fineweb_muon", "gpt2_small_mars_hybrid"),
 ]
 
 
@@ -118,6 +118,28 @@ def test_values_that_were_not_published_follow_their_rules(size: str, run: str) 
         assert config.learning_rate * config.weight_decay == pytest.approx(adamw.learning_rate * adamw.weight_decay)
     decay = mars_shampoo.learning_rate * mars_shampoo.weight_decay
     assert decay == pytest.approx(adamw.learning_rate * adamw.weight_decay, rel=1e-3)
+
+
+@pytest.mark.parametrize("size", ["gpt2_small", "stdlib"])
+def test_the_hybrid_is_mars_shampoo_with_embeddings_as_in_mars_adamw(size: str) -> None:
+    hybrid, mars = load(f"{size}_mars_hybrid"), load(f"{size}_mars")
+    assert differences(f"{size}_mars_hybrid", f"{size}_mars_shampoo") == {
+        **{"embedding_adamw": False, "preconditioner_embeddings": "adamw"},
+        **{"lr_embedding": mars.learning_rate, "weight_decay_embedding": mars.weight_decay},
+    }
+    assert (hybrid.beta1, hybrid.beta2, hybrid.gamma) == (mars.beta1, mars.beta2, mars.gamma)
+    with torch.device("meta"):
+        model = GPT(GPTConfig(**{key: getattr(hybrid, key) for key in GPTConfig.__dataclass_fields__}))
+    groups = {group["name"]: group for group in build_optimizer(model, hybrid).param_groups}
+    methods = {name: (group["preconditioner"], group["gamma"], group["clip"]) for name, group in groups.items()}
+    assert methods == {
+        "matrices": ("shampoo", 0.025, "tensor"),
+        "embeddings": ("adamw", 0.025, "tensor"),
+        "vectors": ("adamw", 0.0, "none"),
+    }
+    assert {name: group["lr"] for name, group in groups.items()} == pytest.approx(
+        {"matrices": hybrid.learning_rate, "embeddings": mars.learning_rate, "vectors": hybrid.lr_1d}
+    )
 
 
 def step_on_noise(name: str) -> float:

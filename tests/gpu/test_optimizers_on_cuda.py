@@ -29,9 +29,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "mars-adamw exact": {"optimizer": "mars-adamw", **EXACT},
     "mars-lion folded": {"optimizer": "mars-lion", "mars_clip": "none", "mars_last_grad": "folded"},
     "mars-adamw global": {"optimizer": "mars-adamw", "mars_clip": "global"},
+    "mars-adamw adaptive": {"optimizer": "mars-adamw", "gamma": "adaptive:1:0.02:1:0.1:0.05:0.5"},
+    "hybrid": {"optimizer": "mars-shampoo", "preconditioner_embeddings": "adamw", "preconditioner_vectors": "lion"},
     "mars-adamw bfloat16": {"optimizer": "mars-adamw", "mars_last_grad": "bfloat16"},
 }
-COMPILED = ("mars-adamw", "mars-adamw exact", "mars-lion")  # each takes seconds
+COMPILED = ("mars-adamw", "mars-adamw exact", "mars-adamw adaptive", "mars-lion")  # each takes seconds
 # How far rounding leads apart, relative to the way that the weights have moved.
 BY_ELEMENT, BY_MATRIX = 1e-3, 5e-2
 MATRIX_METHODS = ("mars-shampoo", "muon", "shampoo")  # bfloat16 iterations; inverse roots of nearly singular matrices
@@ -144,7 +146,7 @@ def test_the_check_for_waiting_finds_it() -> None:
         number.item()
 
 
-EAGER = ("adamw", *COMPILED, "mars-shampoo", "muon")
+EAGER = ("adamw", *COMPILED, "mars-shampoo", "muon", "hybrid")
 WAYS = [*((name, False) for name in EAGER), *((name, True) for name in COMPILED)]
 
 

@@ -20,6 +20,7 @@ from optim import (
     clip_gradients,
     load_optimizer_state,
     optimizer_bytes,
+    optimizer_metrics,
     record_reference_gradient,
     record_snapshot_gradient,
     snapshot_weights,
@@ -37,6 +38,11 @@ CASES = {name: {"optimizer": name} for name in BUILDERS} | {
     "reference": {"optimizer": "mars-adamw", "estimator": "reference", "reference_interval": 2},
     "svrg": {"optimizer": "mars-adamw", "estimator": "svrg", "gamma": 0.5, "mars_clip": "global"},
     "linear": {"optimizer": "mars-lion", "gamma": "linear:0.1:0", "max_iters": 5},
+    "hybrid": {
+        **{"optimizer": "mars-shampoo", "embedding_adamw": False, "preconditioner_embeddings": "adamw"},
+        **{"preconditioner_vectors": "lion", "mars_kinds": ("matrices", "vectors"), "lr_embedding": 2e-3},
+    },
+    "adaptive": {"optimizer": "mars-lion", "gamma": "adaptive:1.1:0.02:0.9:0.1:0.05:0.5"},
 }
 
 
@@ -105,6 +111,11 @@ def main() -> None:
             update(plain, plain_optimizer, step, config)
             update(sharded, resumed, step, config)
             update(alone, alone_optimizer, step, config)
+        if name == "adaptive":
+            gammas = [optimizer_metrics(one)["mars/gamma"] for one in (plain_optimizer, resumed, alone_optimizer)]
+            norms = [one.param_groups[0]["running_norm"] for one in (plain_optimizer, resumed, alone_optimizer)]
+            assert gammas[0] == gammas[1] == gammas[2] != 0.05
+            assert norms[0] == norms[1] == norms[2] > 0
         for a, b, c in zip(plain.parameters(), sharded.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
             torch.testing.assert_close(c, a, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")

@@ -20,7 +20,7 @@ from scripts.planning.ledger import Ledger
 from scripts.planning.machines import GB, MACHINES
 from scripts.planning.memory import MemoryPlanner
 from scripts.planning.passes import new_model
-from scripts.planning.plan import Settings, make_plan
+from scripts.planning.plan import Settings, make_plan, make_rows
 from scripts.planning.states import OptimizerCounter
 from tests.conftest import Train
 
@@ -110,6 +110,22 @@ def test_an_estimators_state_is_that_of_real_steps(estimator: str) -> None:
     config = replace(SMALL, optimizer="mars-adamw", estimator=estimator)
     counted = OptimizerCounter(on_meta(config), on_gpu=False).count(config)
     assert counted.held == stepped(config)
+
+
+def test_the_state_of_kinds_with_preconditioners_of_their_own() -> None:
+    """Moments and last gradients: 6 bytes a weight of MARS-Shampoo, 10 of MARS-AdamW, 8 of AdamW, and step counts."""
+    hybrid = replace(SMALL, optimizer="mars-shampoo", preconditioner_embeddings="adamw", mars_last_grad="bfloat16")
+    model = on_meta(hybrid)
+    counted = OptimizerCounter(model, on_gpu=False).count(hybrid).held
+    assert counted == stepped(hybrid)
+    sizes = {"matrices": 6, "embeddings": 10, "vectors": 8}
+    groups = {group["name"]: group["params"] for group in build_optimizer(model, hybrid).param_groups}
+    assert counted == sum(4 + sizes[kind] * p.numel() for kind, parameters in groups.items() for p in parameters)
+    # In the table other optimizers are what they are by themselves.
+    rows = {row.optimizer: row for row in make_rows(hybrid, Settings("cpu"))}
+    assert rows["mars-shampoo"].state == counted
+    assert rows["mars-lion"].state == stepped(replace(SMALL, optimizer="mars-lion", mars_last_grad="bfloat16"))
+    assert rows["adamw"].problem is None
 
 
 @pytest.mark.parametrize("name", ["adamw", "mars-adamw", "muon"])

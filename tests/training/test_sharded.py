@@ -65,6 +65,24 @@ def test_a_gamma_that_changes_goes_on_after_a_resume(run_train: Train) -> None:
     assert constant.series("train/loss")[4:] != straight.series("train/loss")[4:]
 
 
+def test_a_gamma_that_follows_the_gradient_s_norm_goes_on_after_a_resume(run_train: Train) -> None:
+    common = ("--optimizer=mars-adamw", "--gamma=adaptive:1.0:0.02:0.9:0.1:0.05:0.5", "--grad_clip=0", "--max_iters=8")
+    straight = run_train(*common, out="straight")
+    norms, expected, running = straight.series("grad_norm"), [0.05], straight.series("grad_norm")[0]
+    for norm in norms[1:]:
+        expected.append(0.02 if norm > running else 0.1 if norm < 0.9 * running else 0.05)
+        running = (running + norm) / 2
+    assert straight.series("mars/gamma") == expected
+    assert len(set(expected)) > 1
+    run_train(*common, "--checkpoint_interval=3", "--keep_checkpoints=9", out="parts")
+    for path in (run_train.folder("parts") / "checkpoints").glob("iter-0000000[6-8].pt"):
+        path.unlink()
+    parts = run_train(*common, "--resume=auto", out="parts")
+    assert "going on after update 3" in parts.stdout
+    assert parts.series("mars/gamma") == expected
+    assert parts.series("train/loss") == straight.series("train/loss")
+
+
 def test_a_run_may_go_on_in_float16(run_train: Train) -> None:
     run_train("--optimizer=mars-adamw", "--max_iters=3")
     done = run_train("--optimizer=mars-adamw", "--max_iters=6", "--dtype=float16", "--resume=auto")
@@ -72,7 +90,18 @@ def test_a_run_may_go_on_in_float16(run_train: Train) -> None:
     assert len(done.series("train/loss")) == 6
 
 
-@pytest.mark.parametrize("text", ["linear:1", "linear:a:b", "cosine:1:0", "linear:0.1:inf", "linear:0.1:1e400"])
+WRONG = (
+    "linear:1",
+    "linear:a:b",
+    "cosine:1:inf",
+    "linear:0.1:1e400",
+    "step:1:0",
+    "adaptive:1.5:0.3",
+    "adaptive:1:0:2:0:0",
+)
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_a_gamma_of_another_form_ends_in_one_line(run_train: Train, text: str) -> None:
     done = run_train("--optimizer=mars-adamw", f"--gamma={text}")
     assert (done.status, done.stderr.count("\n")) == (2, 1)
