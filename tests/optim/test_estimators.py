@@ -433,6 +433,19 @@ def test_a_reference_at_the_snapshot_that_is_not_finite_makes_no_correction() ->
     assert_alike([optimizer.state[p]["exp_avg"] for p in params], grads)
 
 
+def test_a_long_mean_at_the_snapshot_is_clipped_though_both_gradients_are_short() -> None:
+    x = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    optimizer = make([x], "svrg", gamma=1.0, clip="tensor", betas=(0.0, 0.9))
+    x.grad = torch.full_like(x, 2.0)
+    optimizer.record_snapshot_gradient()
+    for value in (0.1, 0.2):
+        x.grad = torch.full_like(x, value)
+        if value == 0.1:
+            optimizer.record_reference_gradient()
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[x]["exp_avg"], torch.full_like(x, 0.5))
+
+
 def test_snapshot_weights_come_and_go() -> None:
     params = start()
     optimizer = make(params, "svrg")
