@@ -33,7 +33,7 @@ import torch
 from optim import MARS
 from scripts.evaluation.command import Parser
 from scripts.unified.family import Member, members
-from scripts.unified.training import BATCH, SHAPE, Comparison, compare
+from scripts.unified.training import BATCH, DATA, SHAPE, Comparison, compare
 from training import RunError
 from training.console import fail
 
@@ -113,7 +113,7 @@ def text(rows: list[Row], args: argparse.Namespace) -> Iterator[str]:
     """What was done, the table, how the settings follow, and whether all is as it should be."""
     yield (
         f"A GPT of {SHAPE.n_layer} layers and width {SHAPE.n_embd}, {args.updates} updates of {BATCH} x "
-        f"{SHAPE.block_size} bytes of Python source, {args.dtype}."
+        f"{SHAPE.block_size} bytes of Python source ({DATA} batches, over and over), {args.dtype}."
     )
     yield from textwrap.wrap(
         "own: torch's optimizer, or a rule of scripts/unified/references.py; absolute: the largest difference of a "
@@ -145,7 +145,8 @@ def table(rows: list[tuple[str, ...]]) -> Iterator[str]:
 def cells(row: Row) -> tuple[str, ...]:
     settings = MARS([torch.zeros(1, 1)], **row.member.settings).defaults
     corrects, (b1, b2) = settings["gamma"] != 0, settings["betas"]
-    form = ("exact" if settings["exact"] else "approx.") if corrects else "plain"
+    recursive = "exact" if settings["exact"] else "approx."
+    form = {"recursive": recursive, "reference": "mean", "svrg": "svrg"}[settings["estimator"]] if corrects else "plain"
     return (
         row.member.name,
         settings["preconditioner"],
@@ -154,7 +155,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{b1:g}",
         f"{b2:g}" if settings["preconditioner"] == "adamw" else "-",
         settings["clip"],
-        settings["first_step"] if corrects else "-",
+        settings["first_step"] if form == recursive else "-",
         row.member.reference,
         f"{row.found.difference:.1e}",
         f"{row.found.relative:.1e}",

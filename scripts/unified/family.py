@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch.optim import SGD, Adam, AdamW, Muon, NAdam, Optimizer
 
@@ -25,8 +25,8 @@ class Rule:
     """A plain update rule of `references.py`."""
 
     step: Callable[[Seen, State], Result]
-    exact: bool = False
-    """whether it asks for the gradient at the last weights on the present batch"""
+    second: Literal["", "last", "snapshot"] = ""
+    """at which weights, if at any, it asks for the gradient on the present batch too"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ FOLDED: dict[str, Any] = {"clip": "none", "first_step": "official", "last_grad":
 
 def members() -> list[Member]:
     """The whole family, those without a correction first."""
-    return [*plain(), *quasi_hyperbolic(), *recursive(), *mars(), *relations()]
+    return [*plain(), *quasi_hyperbolic(), *other_estimates(), *mars(), *relations()]
 
 
 def plain() -> list[Member]:
@@ -163,16 +163,28 @@ def quasi_hyperbolic() -> list[Member]:
     ]
 
 
-def recursive() -> list[Member]:
-    """The exact form with all of the correction."""
-    lr, a = 0.1, 0.1
-    settings = {"preconditioner": "sgd", "lr": lr, "betas": (1 - a, 0.0), "gamma": 1.0, "clip": "none", "exact": True}
+def other_estimates() -> list[Member]:
+    """All of the correction: the exact form, a snapshot of the weights, a mean of earlier gradients."""
+    lr, a, tau = 0.1, 0.1, 4
+    whole: dict[str, Any] = {"preconditioner": "sgd", "lr": lr, "gamma": 1.0, "clip": "none"}
     return [
         Member(
             "STORM",
-            settings | {"first_step": "official"},
-            *rule(references.storm, exact=True, lr=lr, a=a),
+            whole | {"exact": True, "betas": (1 - a, 0.0), "first_step": "official"},
+            *rule(references.storm, "last", lr=lr, a=a),
             how="gamma = 1, b1 = 1 - a for a constant a; with r_1 = 0 the first m is the whole g, as STORM's",
+        ),
+        Member(
+            "SVRG",
+            whole | {"estimator": "svrg", "betas": (0.0, 0.0)},
+            *rule(references.svrg, "snapshot", lr=lr),
+            how="gamma = 1, the snapshot's gradient on all batches; no momentum",
+        ),
+        Member(
+            "block mean",
+            whole | {"estimator": "reference", "reference_interval": tau, "betas": (0.0, 0.0)},
+            *rule(references.block_mean, lr=lr, tau=tau),
+            how="gamma = 1: the reference alone, the mean of the last block of tau gradients",
         ),
     ]
 
@@ -187,10 +199,11 @@ def mars() -> list[Member]:
     shampoo = common | {"preconditioner": "shampoo", "lr": 1e-2, "betas": (b1, 0.0)}
     rows = []
     for exact in (False, True):
+        second: Literal["", "last"] = "last" if exact else ""
         form, both = " exact" if exact else "", {"exact": exact}
-        by_adamw = rule(references.mars_adamw, exact, lr=3e-3, b1=b1, b2=b2, eps=EPS, **own)
-        by_lion = rule(references.mars_lion, exact, lr=1e-3, b=b1, **own)
-        by_shampoo = rule(references.mars_shampoo, exact, lr=1e-2, b=b1, **own)
+        by_adamw = rule(references.mars_adamw, second, lr=3e-3, b1=b1, b2=b2, eps=EPS, **own)
+        by_lion = rule(references.mars_lion, second, lr=1e-3, b=b1, **own)
+        by_shampoo = rule(references.mars_shampoo, second, lr=1e-2, b=b1, **own)
         rows += [
             Member("MARS-AdamW" + form, adamw | both, *by_adamw, how="Algorithm 2"),
             Member("MARS-Lion" + form, lion | both, *by_lion, how="Algorithm 3"),
@@ -229,6 +242,8 @@ def torch_s(kind: Callable[..., Optimizer], **settings: Any) -> tuple[str, Calla
     return f"torch {kind.__name__}", partial(kind, **settings)
 
 
-def rule(function: Callable[..., Result], exact: bool = False, **settings: Any) -> tuple[str, Rule]:
+def rule(
+    function: Callable[..., Result], second: Literal["", "last", "snapshot"] = "", **settings: Any
+) -> tuple[str, Rule]:
     """Name and reference."""
-    return function.__name__, Rule(partial(function, **settings), exact)
+    return function.__name__, Rule(partial(function, **settings), second)

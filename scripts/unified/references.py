@@ -23,8 +23,10 @@ class Seen(NamedTuple):
     g: Tensor
     """gradient at x_t on batch t"""
     r: Tensor
-    """gradient at x_{t-1}: on batch t for rules that take a second gradient, on batch t-1 (g_{t-1}) for all others; in
-    the first update g"""
+    """g_{t-1}, or for rules that take a second gradient in each update: the gradient at x_{t-1} on batch t, at a
+    snapshot of the weights on batch t (SVRG); g in the first update"""
+    mu: Tensor
+    """gradient at the snapshot on all batches, for SVRG"""
 
 
 State = dict[str, Any]
@@ -88,6 +90,20 @@ def storm(now: Seen, s: State, *, lr: float, a: float) -> Result:
     d_t = g(x_t, xi_t) + (1 - a) (d_{t-1} - g(x_{t-1}, xi_t)) from d_1 = g_1, x <- x - lr d_t."""
     d = now.g if now.t == 1 else now.g + (1 - a) * (s["d"] - now.r)
     return now.x - lr * d, {"d": d}
+
+
+def svrg(now: Seen, s: State, *, lr: float) -> Result:
+    """SVRG (Johnson & Zhang, NIPS 2013, figure 1): x <- x - lr (g - r + mu), with the gradients r on this batch and mu
+    on all of the data at a snapshot of the weights, which is taken anew every so many updates."""
+    return now.x - lr * (now.g - now.r + now.mu), {}
+
+
+def block_mean(now: Seen, s: State, *, lr: float, tau: int) -> Result:
+    """Blocks of tau updates: each steps along the mean of the gradients of the block before, the first block's along g
+    itself. (No paper's; overviews call such a mean a reference gradient.)"""
+    direction, block = s.get("mean", now.g), [*s.get("block", []), now.g]
+    after = {"block": []} | {"mean": sum(block) / tau} if len(block) == tau else s | {"block": block}
+    return now.x - lr * direction, after
 
 
 def mars_adamw(now: Seen, s: State, *, lr: float, b1: float, b2: float, eps: float, wd: float, gamma: float) -> Result:

@@ -23,7 +23,8 @@ from scripts.unified.family import ADAMW, PLAIN, Member, Rule
 from scripts.unified.references import Seen, State
 
 SHAPE = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=256)
-BATCH = 8
+BATCH, DATA = 8, 8  # windows of a batch, batches of the data
+SNAPSHOT_INTERVAL = 4  # updates, of SVRG
 
 Batch = tuple[Tensor, Tensor]
 """inputs and targets, each (BATCH, block_size)"""
@@ -76,12 +77,14 @@ def small_gpt(dtype: torch.dtype, seed: int) -> GPT:
 
 
 def text_batches(count: int, seed: int) -> list[Batch]:
-    """Windows of the source of a module of Python's, at random places; its bytes are the tokens."""
+    """The data, windows of the source of a module of Python's with its bytes as tokens, batch after batch, and over
+    again."""
     text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8).long()
     generator = torch.Generator().manual_seed(seed)
     length = SHAPE.block_size
-    starts = torch.randint(len(text) - length, (count, BATCH, 1), generator=generator)
-    return [(text[places], text[places + 1]) for places in starts + torch.arange(length)]
+    starts = torch.randint(len(text) - length, (DATA, BATCH, 1), generator=generator)
+    data = [(text[places], text[places + 1]) for places in starts + torch.arange(length)]
+    return [data[number % DATA] for number in range(count)]
 
 
 def parts(model: GPT, member: Member) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -125,9 +128,18 @@ def by_mars(model: GPT, member: Member, batches: list[Batch]) -> Iterator[float]
     mine, others = parts(model, member)
     groups = [{"params": mine}] + ([{"params": others, "preconditioner": "adamw"} | PLAIN | ADAMW] if others else [])
     optimizer = MARS(groups, **member.settings)
-    for batch, following in pairwise(batches):
+    for t, (batch, following) in enumerate(pairwise(batches)):
         if member.settings.get("exact"):
             backward(model, following)
+            optimizer.record_reference_gradient()
+        if member.settings.get("estimator") == "svrg":
+            if t % SNAPSHOT_INTERVAL == 0:
+                optimizer.take_snapshot()
+                for each in batches[:DATA]:
+                    backward(model, each)
+                    optimizer.record_snapshot_gradient()
+            with optimizer.snapshot_weights():
+                backward(model, batch)
             optimizer.record_reference_gradient()
         loss = backward(model, batch)
         optimizer.step()
@@ -139,9 +151,9 @@ def by_its_own(model: GPT, member: Member, batches: list[Batch]) -> Iterator[flo
     mine, others = parts(model, member)
     adamw = AdamW(others, **ADAMW) if others else None
     if isinstance(member.own, Rule):
-        losses = by_rule(model, mine, member.own, batches[:-1])
+        losses = by_rule(model, mine, member.own, batches)
     else:
-        losses = by_optimizer(model, mine, member.own, batches[:-1])
+        losses = by_optimizer(model, mine, member.own, batches)
     for loss in losses:
         if adamw is not None:
             adamw.step()
@@ -153,25 +165,37 @@ def by_optimizer(
 ) -> Iterator[float]:
     """Steps some parameters by an optimizer of torch; the gradients of the last batch are those of all."""
     optimizer = own(mine)
-    for batch in batches:
+    for batch in batches[:-1]:
         loss = backward(model, batch)
         optimizer.step()
         yield loss
 
 
 def by_rule(model: GPT, mine: list[nn.Parameter], rule: Rule, batches: list[Batch]) -> Iterator[float]:
-    """The same by a rule. Gradients at the last weights are taken there, as the papers say, so these are kept."""
+    """The same by a rule. A second gradient is taken at old weights, as the papers say, so these are kept."""
     states: list[State] = [{} for _ in mine]
-    last, last_gradients = weights(model), None
-    for t, batch in enumerate(batches, start=1):
+    old, references, mean = weights(model), None, None
+    for t, batch in enumerate(batches[:-1]):
         now = weights(model)
-        references = gradients_at(model, last, batch, mine)[1] if rule.exact else last_gradients
+        if rule.second == "snapshot" and t % SNAPSHOT_INTERVAL == 0:
+            old, mean = now, mean_gradients_at(model, now, batches[:DATA], mine)
+        if rule.second:
+            references = gradients_at(model, old, batch, mine)[1]
         loss, gradients = gradients_at(model, now, batch, mine)
-        seen = zip([parameter.detach() for parameter in mine], gradients, references or gradients, strict=True)
-        results = [rule.step(Seen(t, *tensors), state) for tensors, state in zip(seen, states, strict=True)]
+        columns = [parameter.detach() for parameter in mine], gradients, references or gradients, mean or gradients
+        seen = [Seen(t + 1, *tensors) for tensors in zip(*columns, strict=True)]
+        results = [rule.step(each, state) for each, state in zip(seen, states, strict=True)]
         put(mine, [x for x, _ in results])
-        states, last, last_gradients = [state for _, state in results], now, gradients
+        states = [state for _, state in results]
+        if rule.second != "snapshot":
+            old, references = now, gradients
         yield loss
+
+
+def mean_gradients_at(model: GPT, values: list[Tensor], batches: list[Batch], mine: list[nn.Parameter]) -> list[Tensor]:
+    """The means of some gradients over batches with these weights."""
+    columns = zip(*(gradients_at(model, values, batch, mine)[1] for batch in batches), strict=True)
+    return [torch.stack(column).mean(dim=0) for column in columns]
 
 
 def gradients_at(

@@ -13,9 +13,9 @@ from torch import nn
 
 from scripts import unified_view as view
 from scripts.unified.family import Member, Rule, members
-from scripts.unified.training import compare, small_gpt, text_batches
+from scripts.unified.training import DATA, compare, small_gpt, text_batches
 
-UPDATES = 5
+UPDATES = 6  # SVRG takes its second snapshot before the fifth, and block means are used from then on
 MEMBERS = {member.name: member for member in members()}
 
 
@@ -30,10 +30,21 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert view.main([f"--updates={UPDATES}", "--json", str(file)]) == 0
     report = json.loads(file.read_text())
     rows = {row["name"]: row for row in report["rows"]}
-    assert {"SGD", "momentum SGD", "Adam", "AdamW", "Lion", "Muon", "Shampoo", "STORM", "MARS-AdamW exact"} <= set(rows)
+    assert {
+        "SGD",
+        "momentum SGD",
+        "Adam",
+        "AdamW",
+        "Lion",
+        "Muon",
+        "Shampoo",
+        "STORM",
+        "SVRG",
+        "MARS-AdamW exact",
+    } <= set(rows)
     assert [name for name, row in rows.items() if not row["equal"]] == ["NAdamW"]
     for row in rows.values():
-        # Rounding: 5 updates times some operations of 1e-16, times how far dynamics and small moments enlarge it.
+        # Rounding: 6 updates times some operations of 1e-16, times how far dynamics and small moments enlarge it.
         assert not row["equal"] or row["relative"] < 1e-11 or row["reference"] == "torch Muon"
         assert row["relative"] == row["difference"] / row["change"]
         assert row["losses"][1] < row["losses"][0] - 0.1
@@ -68,6 +79,10 @@ def test_another_beta_is_another_optimizer(name: str) -> None:
         ("Adan", {"eps": 1e-6}),
         ("STORM", {"first_step": "paper"}),
         ("STORM", {"gamma": 0.99}),
+        ("SVRG", {"gamma": 0.99}),
+        ("SVRG", {"estimator": "none"}),
+        ("block mean", {"reference_interval": 3}),
+        ("block mean", {"gamma": 0.99}),
         ("MARS-AdamW", {"clip": "none"}),
         ("MARS-AdamW", {"first_step": "official"}),
         ("MARS-Lion exact", {"clip": "none"}),
@@ -143,6 +158,8 @@ def test_bad_arguments(argument: str, message: str, capsys: pytest.CaptureFixtur
 
 
 def test_the_batches_are_of_text() -> None:
-    inputs, targets = text_batches(1, seed=3)[0]
+    batches = text_batches(DATA + 1, seed=3)
+    assert batches[DATA] is batches[0]
+    inputs, targets = batches[1]
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert bytes(inputs[0].tolist()) in Path(argparse.__file__).read_bytes()
