@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +26,7 @@ from data.batches import TrainingBatches
 from data.tokens import TokenStream
 from model import GPT, GPTConfig
 from optim import build_optimizer, clip_gradients, learning_rate_at, set_learning_rate
+from training.ahead import BatchesAhead
 from training.device import autocast, keep_freed_memory, peak_flops, resolve, synchronize, to_device
 from training.environment import DEFAULTS, set_defaults
 
@@ -99,7 +100,7 @@ class Trainer:
         if way.plain:
             groups = [{**group, "fused": False, "foreach": False} for group in self.optimizer.param_groups]
             self.optimizer = AdamW(groups)
-        self.batches = TrainingBatches(
+        batches = TrainingBatches(
             TokenStream([tokens]),
             block_size=config.block_size,
             batch_size=config.batch_size,
@@ -109,13 +110,16 @@ class Trainer:
             seed=config.seed,
             vocab_size=config.vocab_size,
         )
+        # Ours are made by a thread, as train.py has it, which goes on until the process ends.
+        ahead = BatchesAhead(batches, ((update, 0) for update in count(1)), self.device)
+        self.batches = batches if way.plain else ahead.__enter__()
         self.update = 0
         self.first_update = sum(self.run(1).seconds[0].values())
 
-    def run(self, count: int) -> Updates:
+    def run(self, updates: int) -> Updates:
         """Makes the next updates."""
         with explicit_attention() if self.plain else nullcontext():
-            made = [self._update() for _ in range(count)]
+            made = [self._update() for _ in range(updates)]
         return Updates([seconds for seconds, _ in made], [loss for _, loss in made])
 
     def setting(self) -> Setting:

@@ -2,6 +2,7 @@
 fast anything is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from model import GPT, GPTConfig
-from optim import clip_gradients, preconditioner
+from optim import build_optimizer, clip_gradients, preconditioner
 from scripts import bench_optimizers as bench
+from scripts.benchmarking import counting, steps
 
 TINY = ["--layers=2", "--width=32", "--vocab=64", "--repeat=2", "--no-compile"]
 
@@ -85,10 +87,10 @@ def test_norms_are_taken_before_steps_and_recordings_and_found_by_mars(
         taken.append(max_norm)
         return clip_gradients(parameters, max_norm)
 
-    work = bench.Bench(GPT(GPTConfig(n_layer=1, n_head=1, n_embd=32, vocab_size=64)), repeat=2, takes_norms=True)
-    monkeypatch.setattr(bench, "clip_gradients", noted)
-    row = work.row(method, bench.replace(bench.METHODS[method], compile_optimizer=False))
-    assert taken == [0.0] * norms * (bench.WARM_UP + 2)
+    work = steps.Bench(GPT(GPTConfig(n_layer=1, n_head=1, n_embd=32, vocab_size=64)), repeat=2, takes_norms=True)
+    monkeypatch.setattr(steps, "clip_gradients", noted)
+    row = work.row(method, replace(bench.METHODS[method], compile_optimizer=False))
+    assert taken == [0.0] * norms * (steps.WARM_UP + 2)
     if method == "adamw":
         assert row.bytes_per_parameter == 32  # and those of the norm
 
@@ -129,15 +131,13 @@ def bytes_per_parameter(method: str, scale: float) -> float:
     """Of a matrix whose gradients have a norm of `scale`."""
     layer = torch.nn.Linear(16, 16, bias=False)
     grads = [torch.full((16, 16), scale / 16), torch.full((16, 16), -scale / 16)]
-    optimizer: Any = bench.build_optimizer(
-        layer, bench.replace(bench.METHODS[method], compile_optimizer=False, learning_rate=1e-9)
-    )
+    optimizer: Any = build_optimizer(layer, replace(bench.METHODS[method], compile_optimizer=False, learning_rate=1e-9))
     for grad in grads * 2:
         layer.weight.grad = grad
         if "exact" in method:
             optimizer.record_reference_gradient()
         optimizer.step()
-    return bench.step_bytes(optimizer, *({layer.weight: grad} for grad in grads)) / layer.weight.numel()
+    return counting.step_bytes(optimizer, *({layer.weight: grad} for grad in grads)) / layer.weight.numel()
 
 
 def test_matrices_are_batched_and_their_operations_counted_as_the_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,16 +149,16 @@ def test_matrices_are_batched_and_their_operations_counted_as_the_step_does(monk
         return newton_schulz(matrices)
 
     monkeypatch.setattr(preconditioner, "newton_schulz", noted)
-    for module in (preconditioner, bench):
+    for module in (preconditioner, counting):
         monkeypatch.setattr(module, "BATCH", {"cpu": 2**13})
     model = GPT(GPTConfig(n_layer=5, n_head=1, n_embd=32, vocab_size=64))
-    work = bench.Bench(model, repeat=1)
-    optimizer = bench.build_optimizer(model, bench.replace(bench.SHAMPOO, compile_optimizer=False))
+    work = steps.Bench(model, repeat=1)
+    optimizer = build_optimizer(model, replace(bench.SHAMPOO, compile_optimizer=False))
     with FlopCounterMode(display=False) as counted:
         optimizer.step()
-    chunks = bench.matrix_chunks(optimizer, work.device)
+    chunks = counting.matrix_chunks(optimizer, work.device)
     assert sorted(chunks.elements()) == sorted((number, min(sides), max(sides)) for number, *sides in batches)
-    assert bench.flops(chunks) == counted.get_total_flops()
+    assert counting.flops(chunks) == counted.get_total_flops()
 
 
 # --- the command ---
