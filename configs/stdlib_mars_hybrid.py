@@ -1,4 +1,6 @@
-# The quickstart's model with MARS-Shampoo on hidden matrices, MARS-AdamW on embeddings and AdamW on vectors.
+# The quickstart's model with MARS-Shampoo on hidden matrices, MARS-AdamW on embeddings and AdamW on vectors, at the
+# learning rates of stdlib_mars_shampoo.py and stdlib_mars.py; not tuned. Validation loss after 600 updates, one seed:
+# 1.607, and 1.581 with embeddings on plain AdamW (stdlib_mars_shampoo.py, in the same hour with one thread).
 base = "base/stdlib.py", "base/mars_hybrid.py"
 
 learning_rate = 2e-2
