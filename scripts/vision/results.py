@@ -71,7 +71,8 @@ class Results:
 def lines(results: Results) -> list[str]:
     """What is printed."""
     published, after = _published(results.data)
-    seeds = f"seed {results.seeds[0]}" + (f" to {results.seeds[-1]}" if len(results.seeds) > 1 else "")
+    first, last = results.seeds[0], results.seeds[-1]
+    seeds = f"seed {first}" if first == last else f"seeds {first} to {last}"
     text = [
         f"{results.data}: {results.images['train']:,} training and {results.images['test']:,} test images; "
         f"a network of {results.parameters:,} parameters;",

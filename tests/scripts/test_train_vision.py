@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from configs import TrainConfig
 from optim import MARS, build_optimizer
 from scripts import train_vision as command
 from scripts.vision.batches import TrainingBatches
@@ -156,34 +157,31 @@ def test_convolutions_are_stepped_by_mars_with_a_reference(name: str) -> None:
         assert torch.equal(optimizer.state[kernel][key], kernel.grad)
 
 
-class Recorder:
-    """Stands for MARS: takes note of what an exact run hands it, and steps as SGD does."""
-
-    def __init__(self, network: torch.nn.Module) -> None:
-        self.network, self.seen = network, []
-
-    def note(self, what: str) -> None:
-        gradients = [parameter.grad.clone() for parameter in self.network.parameters()]
-        self.seen.append((what, copy.deepcopy(self.network.state_dict()), gradients))
+Seen = list[tuple[str, dict[str, torch.Tensor], list[torch.Tensor]]]
 
 
 def test_exact_takes_the_gradient_of_the_present_weights_on_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """And running statistics see each batch once."""
     split = DIGITS.load(None)(1)
     split = replace(split, train=Images(split.train.pixels[:300], split.train.labels[:300]))
-    recorders: list[Recorder] = []
-    build, record, step = build_optimizer, MARS.record_reference_gradient, MARS.step
+    networks: list[torch.nn.Module] = []
+    seen: Seen = []  # of each call of the optimizer: which, the network as it was, its gradients
+    record, step = MARS.record_reference_gradient, MARS.step
 
-    def built(network: torch.nn.Module, config: object) -> torch.optim.Optimizer:
-        recorders.append(Recorder(network))
-        return build(network, config)
+    def built(network: torch.nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+        networks.append(network)
+        return build_optimizer(network, config)
+
+    def note(what: str) -> None:
+        gradients = [parameter.grad.clone() for parameter in networks[0].parameters()]
+        seen.append((what, copy.deepcopy(networks[0].state_dict()), gradients))
 
     def recorded(self: MARS) -> None:
-        recorders[-1].note("reference")
+        note("reference")
         record(self)
 
     def stepped(self: MARS) -> None:
-        recorders[-1].note("step")
+        note("step")
         step(self)
 
     monkeypatch.setattr("scripts.vision.training.build_optimizer", built)
@@ -191,7 +189,6 @@ def test_exact_takes_the_gradient_of_the_present_weights_on_the_next_batch(monke
     monkeypatch.setattr(MARS, "step", stepped)
     train(DIGITS, split, RECIPES["mars-adamw-exact"].config, 2, 1, CPU)
 
-    seen = recorders[0].seen
     assert [what for what, _, _ in seen] == ["reference", "step"] * 6
     batches = TrainingBatches(split.train, 128, 1, DIGITS.pad, DIGITS.flip)
     for number, (what, state, gradients) in enumerate(seen):
