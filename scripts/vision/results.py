@@ -136,7 +136,8 @@ def _difference(values: list[float], others: list[float]) -> str:
     found = paired_difference(values, others)
     if found is None:
         return f"{values[0] - others[0]:+.2f}"
-    return f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+    mean = round(found.mean, 2) + 0.0  # adding 0 makes -0 positive
+    return f"{mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
 
 
 def _published(data: str) -> tuple[dict[str, float], int]:
