@@ -28,9 +28,14 @@ def draw_tuning(found: list[Outcome], title: str) -> Figure:
                     [tuning.best], at, linestyle="", markersize=11, fillstyle="none", marker="o", color=look.colour
                 )
             gone = [r for r, loss in points if not np.isfinite(loss)]
-            panel.plot(
-                gone, [0.985] * len(gone), "x", color=look.colour, transform=panel.get_xaxis_transform(), clip_on=False
-            )
+            panel.scatter(
+                gone,
+                [0.985] * len(gone),
+                marker="x",
+                color=look.colour,
+                transform=panel.get_xaxis_transform(),
+                clip_on=False,
+            ).set_in_layout(False)
         panel.set_xscale("log")
         _label(panel, size, "peak learning rate", "validation loss at the end (nats per token)")
         panel.legend(fontsize=8)
