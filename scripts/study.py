@@ -132,8 +132,10 @@ def report(store: Store, args: argparse.Namespace) -> None:
     path = args.json or out / "outcome.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(as_json(store, found), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    for name, drawn in (("tuning.png", draw_tuning(found, title)), ("final.png", draw_final(found, title))):
-        save(drawn, out / name)
+    shown = [each for each in found if any(loss is not None for loss in each.tuning.losses)]
+    drawn = {"tuning.png": draw_tuning(shown, title), "final.png": draw_final(shown, title)} if shown else {}
+    for name, figure in drawn.items():
+        save(figure, out / name)
         print(f"plot: {out / name}")
     print(f"results: {path}")
 

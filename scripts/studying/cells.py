@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FREE_KEYS = frozenset(
     ("out_dir", "resume", "device", "stop_seconds", "checkpoint_interval", "keep_checkpoints", "wandb_log")
 )
+DEFAULTS = json.loads(json.dumps({each.name: each.default for each in fields(TrainConfig)}))
 DIVERGED = "loss or gradient norm was not finite"  # how the error of such a run begins
 
 
@@ -121,12 +122,13 @@ def state_of(cell: Cell, folder: Path) -> State:
 
 def difference_of(config: TrainConfig, recorded: dict[str, Any]) -> str | None:
     """The first setting in which a run differs from what its cell says; None where all are equal. Where the cell says
-    auto, the run has what that came to."""
+    auto, the run has what that came to; what a thinned config.json lacks has the default."""
     for key, value in json.loads(json.dumps(asdict(config))).items():
-        if key in FREE_KEYS or key.startswith("wandb_") or value == "auto" or key not in recorded:
+        if key in FREE_KEYS or key.startswith("wandb_") or value == "auto":
             continue
-        if recorded[key] != value:
-            return f"{key}={recorded[key]}, where the study says {value}"
+        found = recorded.get(key, DEFAULTS[key])
+        if found != value:
+            return f"{key}={found}, where the study says {value}"
     return None
 
 

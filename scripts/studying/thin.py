@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+from configs import TrainConfig
 from scripts.comparison.analysis import throughput
 from scripts.studying.pool import Store
 from training.folder import read_json
 from training.metrics import read_rows
 
-DROPPED = ("command", "host")  # of config.json: what says only where a run was made
+DROPPED = ("command", "host", "out_dir")  # of config.json: what says only where a run was made
+NEEDED = ("seed", "optimizer", "learning_rate", "max_iters", "dataset")  # read as they stand
+DEFAULTS = {field.name: field.default for field in fields(TrainConfig) if field.name not in NEEDED}
 KEPT = ("iter", "tokens", "time", "val/loss")
 
 
@@ -25,7 +30,7 @@ def thin(store: Store, folder: Path) -> int:
     for cell in done:
         source, target, run = store.path(cell), folder / cell.name, store.state(cell).run
         target.mkdir(parents=True, exist_ok=True)
-        config = {key: value for key, value in read_json(source / "config.json").items() if key not in DROPPED}
+        config = _without_defaults(read_json(source / "config.json"))
         status = read_json(source / "status.json")
         rows = read_rows(source / "metrics.jsonl")
         kept = [{key: row[key] for key in KEPT} for row in rows if "val/loss" in row]
@@ -39,6 +44,12 @@ def thin(store: Store, folder: Path) -> int:
         _write(target / "status.json", [{key: status.get(key) for key in ("state", "iter", "max_iters", "reason")}])
         _write(target / "metrics.jsonl", kept)
     return len(done)
+
+
+def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json without the keys of TrainConfig that have their default: what is missing means that."""
+    kept = {key: value for key, value in config.items() if key not in DROPPED}
+    return {key: value for key, value in kept.items() if key not in DEFAULTS or DEFAULTS[key] != value}
 
 
 def _write(path: Path, objects: list[dict[str, object]]) -> None:

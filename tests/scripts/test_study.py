@@ -150,6 +150,13 @@ def test_the_report_is_what_a_plain_computation_says(declare: Declare, capsys: p
     assert capsys.readouterr().out.splitlines()[:5] == table.splitlines()[:5]
 
 
+def test_a_report_of_nothing_is_an_empty_table(declare: Declare, capsys: pytest.CaptureFixture[str]) -> None:
+    path = declare()
+    assert program.main([str(path), "--report", f"--runs={path.parent / 'runs'}"]) == 0
+    assert "0/3" in capsys.readouterr().out
+    assert not json.loads((path.parent / "runs" / "outcome.json").read_text())["complete"]
+
+
 def test_what_counts_as_done(declare: Declare) -> None:
     path = declare()
     study = load_study(path)
