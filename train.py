@@ -11,7 +11,7 @@ import math
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ from training.reporter import Reporter
 from training.resume import Resume, load_for_resume
 from training.status import Status
 from training.stopping import STOPPED, UNSAVED, StopRequest, agreed_reason
+from training.variance import GradientNoise
 from training.weights import load_initial_weights
 
 USAGE = "usage: python train.py CONFIG.py [--key=value ...] (--help lists the keys)"
@@ -204,7 +205,8 @@ class Training:
         Args:
             read: whether its loss is wanted now; otherwise the host may run ahead of the device.
         """
-        if self.config.exact:
+        config, noise = self.config, self._measure_noise()
+        if config.exact:
             self._backward(self.update + 1)
             self._unscale_and_clip(self.reference_pass)
             record_reference_gradient(self.optimizer)
@@ -214,14 +216,33 @@ class Training:
         self.stopping = agreed_reason(self.processes.sum(self.stop.votes()))
         allowed = self.outcomes.add(self.update, loss, grad_norm, read or self.stopping is not None)
         self.ratios = {}
-        if isinstance(allowed, Tensor):
-            step_if(self.optimizer, allowed)
-        elif allowed:
-            measure = self.reporter is not None and self._due(self.config.eval_interval) and not self.stopping
-            with update_ratios(self.optimizer, measure) as self.ratios:
-                self.scaler.step(self.optimizer)
+        with noise.watch(self.optimizer, grad_norm, config.grad_clip, allowed) if noise else nullcontext():
+            if isinstance(allowed, Tensor):
+                step_if(self.optimizer, allowed)
+            elif allowed:
+                measure = self.reporter is not None and self._due(config.eval_interval) and not self.stopping
+                with update_ratios(self.optimizer, measure) as self.ratios:
+                    self.scaler.step(self.optimizer)
+        if noise:
+            figures = noise.figures(self.processes, config.total_batch_size)
+            if self.reporter is not None:
+                self.reporter.variance(self.update, figures)
         self.scaler.update()
         self.processes.clear_gradients(self.parallel, self.optimizer)
+
+    def _measure_noise(self) -> GradientNoise | None:
+        """Where it is due, the noise of the gradient at the present weights, unless asked to stop meanwhile."""
+        if not self.config.log_variance or self.update % self.config.log_variance:
+            return None
+        noise = GradientNoise(self.model.parameters(), self.clock)
+        with noise.timed():
+            for draw in range(1, self.config.variance_batches + 1):
+                if self.processes.any(self.stop.reason is not None):
+                    return None
+                self._backward(self.update, draw)
+                noise.add(self.scaler.get_scale())
+                self.processes.clear_gradients(self.parallel, self.optimizer)
+        return noise
 
     def _note(self, update: int, loss: float, grad_norm: float) -> bool:
         """Takes note of the outcome of each update, in order. Returns whether it may be made."""
@@ -230,16 +251,16 @@ class Training:
         excused = self.scaler.is_enabled() and math.isfinite(loss) and self.scaler.get_scale() > 1
         return self.bad_updates.note(update, loss, grad_norm, excused)
 
-    def _backward(self, update: int) -> Tensor:
-        """The gradient of the present weights on an update's batch, averaged over micro-batches and processes. Returns
-        this process's mean loss."""
+    def _backward(self, update: int, *draw: int) -> Tensor:
+        """The gradient of the present weights on an update's batch, or another draw of it, averaged over micro-batches
+        and processes. Returns this process's mean loss."""
         config, device = self.config, self.processes.device
         if config.dropout > 0:
-            torch.manual_seed(dropout_seed(config.seed, update, self.processes.rank))
+            torch.manual_seed(dropout_seed(config.seed, update, self.processes.rank, *draw))
         steps = config.accumulation_steps(self.processes.size)
         total = torch.zeros((), device=device)
         for step in range(steps):
-            inputs, targets = self.batches.micro_batch(update, step)
+            inputs, targets = self.batches.micro_batch(update, step, *draw)
             with self.processes.accumulate(self.parallel, last=step == steps - 1):
                 with autocast(device, config.dtype):
                     loss = self.parallel(inputs, targets)

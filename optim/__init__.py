@@ -9,6 +9,7 @@ from optim.build import (
     record_reference_gradient,
 )
 from optim.conditional import step_if
+from optim.estimates import watch_estimates
 from optim.gradients import clip_gradients
 from optim.mars import MARS
 from optim.schedule import LinearGamma, learning_rate_at, set_learning_rate
@@ -28,4 +29,5 @@ __all__ = [
     "record_reference_gradient",
     "set_learning_rate",
     "step_if",
+    "watch_estimates",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from optim.estimator import Scalars, compute_dtype
+from optim.estimator import Scalars, compute_dtype, corrected_gradient
 from optim.kernels import Flags
 
 
@@ -33,6 +34,12 @@ class Batch:
     @property
     def device(self) -> torch.device:
         return self.parameters[0].device
+
+    def corrected(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every parameter with its c_t before the clip; in the folded form with the part of it that depends on g_t."""
+        scalars = self.scalars()
+        for parameter, grad, reference in zip(self.parameters, self.grads, self.references, strict=True):
+            yield parameter, corrected_gradient(grad, reference, scalars, self.folded)
 
     @property
     def folded(self) -> bool:

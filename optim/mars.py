@@ -108,6 +108,8 @@ class MARS(Optimizer):
         self._runner = Runner(compile)
         self.step_allowed: Tensor | None = None
         """whether a step may change anything, a 0-d bool on the device of the parameters; None: it may"""
+        self.watcher: Callable[[Tensor, Tensor], None] | None = None
+        """is shown every parameter's c_t before the clip, except in the folded form, where it is not known"""
         self._clipping = Clipping()
         self._references = References()
         self._recorded = (
@@ -158,6 +160,10 @@ class MARS(Optimizer):
         work = list(self._with_gradient())
         self._check_state(work)
         batches = self._batches(work)
+        if self.watcher is not None and not any(batch.folded for batch in batches):
+            for batch in batches:
+                for parameter, corrected in batch.corrected():
+                    self.watcher(parameter, corrected)
         self._runner.decide([parameter for group in self.param_groups for parameter in group["params"]])
         self._clipping.set_factors(batches, self._runner, self._device, self.step_allowed)
         for batch in batches:
@@ -267,6 +273,7 @@ class MARS(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("step_allowed", None)
+        self.__dict__.setdefault("watcher", None)
         self.__dict__.setdefault("_clipping", Clipping())
         self.__dict__.setdefault("_references", References())
         self.__dict__.setdefault("_recorded", (False, False))
