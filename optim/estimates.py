@@ -26,7 +26,7 @@ def watch_estimates(optimizer: Optimizer, see: See) -> Iterator[None]:
             at once. The names:
             "corrected": c_t of MARS before its clip. Not where a group's last gradient is folded into the moment.
             "average": the moving average m_t over the sum of its weights, 1 - beta1^t (of SGD, whose state has no t,
-            over 1). Of optimizers with a momentum; also where the step was not made, as it was then.
+            over 1), as it is after the block. Not where there is none, nor where SGD's weight decay is in it.
     """
     inside = optimizer.optimizer if isinstance(optimizer, ShardedOptimizer) else optimizer
     if isinstance(inside, MARS):
@@ -36,6 +36,8 @@ def watch_estimates(optimizer: Optimizer, see: See) -> Iterator[None]:
     finally:
         if isinstance(inside, MARS):
             inside.watcher = None
+    if any("momentum" in group and group["weight_decay"] != 0 for group in inside.param_groups):
+        return
     for group in inside.param_groups:
         for parameter in group["params"]:
             average = _moving_average(group, inside.state.get(parameter, {}), parameter.grad)

@@ -24,7 +24,7 @@ class Compute:
     tokens: int
     evaluations: int
     flops: float
-    """of training and evaluation"""
+    """of training, evaluation and measurements of noise"""
     hours: float | None
     """None: not known"""
     gpu_hours: float | None
