@@ -20,10 +20,11 @@ from model import GPT, GPTConfig
 from scripts.comparison.metrics import by_arrow, by_line
 from tests.conftest import Outcome, Train
 from tests.training.background import how_it_stands, weights
+from tests.training.faulty import fault
 from training.ahead import BatchesAhead
 from training.metrics import TrainingClock
 from training.stopping import STOPPED
-from training.variance import GradientNoise
+from training.variance import ESTIMATES, GradientNoise
 
 UPDATE, DRAWS, GRAD_CLIP = 4, 5, 0.5
 BETA = 0.9
@@ -246,23 +247,18 @@ def test_a_request_to_stop_breaks_a_measurement_off(run_train: Train, monkeypatc
     assert_same_training(on, straight)
 
 
+@pytest.mark.parametrize("kind", ["nan-loss", "inf-gradient"])
 @pytest.mark.parametrize("deferred", [False, True])
 def test_an_update_that_is_not_made_has_no_errors(
-    run_train: Train, monkeypatch: pytest.MonkeyPatch, deferred: bool
+    run_train: Train, monkeypatch: pytest.MonkeyPatch, kind: str, deferred: bool
 ) -> None:
-    whole, updates = train.clip_gradients, []
-
-    def clip_gradients(*arguments: object) -> Tensor:
-        updates.append(len(updates) + 1)
-        norm = whole(*arguments)  # type: ignore[arg-type]
-        return torch.full_like(norm, math.nan) if updates[-1] == 4 else norm
-
     monkeypatch.setattr(train, "defers", lambda *_: deferred)
-    monkeypatch.setattr(train, "clip_gradients", clip_gradients)
-    good, bad, last = measured(run_train("--log_variance=2", "--optimizer=mars-adamw", "--log_interval=6"))
+    with fault(kind, {4}):
+        done = run_train("--log_variance=2", "--optimizer=mars-adamw", "--log_interval=6")
+    good, bad, last = measured(done)
     assert None not in {*good.values(), *last.values()}
     assert bad["variance/noise_scale"] is not None
-    assert {bad.get(f"variance/{name}_error") for name in ("gradient", "average")} == {None}
+    assert {bad.get(f"variance/{name}_error") for name in ESTIMATES} == {None}
 
 
 def test_readers_take_no_notice_of_its_rows(run_train: Train) -> None:
