@@ -126,8 +126,17 @@ class TrainConfig:
     parameters"""
     gamma: FiniteFloat | Annotated[str, Field(pattern=GAMMA_SCHEDULE)] = 0.025
     """MARS: scale of the gradient correction, a number or linear:START:END over max_iters updates"""
+    estimator: Literal["recursive", "reference", "svrg", "none"] = "recursive"
+    """MARS: what the gradient is corrected with: the last gradient (the paper's), the mean of earlier ones (reference),
+    gradients at a snapshot of the weights (svrg), or nothing"""
+    reference_interval: Count = 10
+    """MARS, estimator=reference: every so many updates the mean of their gradients becomes the reference"""
+    snapshot_interval: Count = 100
+    """MARS, estimator=svrg: updates between snapshots; each update takes a second gradient, at the snapshot"""
+    snapshot_batches: Count = 16
+    """MARS, estimator=svrg: batches of an update's size over which the mean gradient at a snapshot is taken"""
     exact: bool = False
-    """MARS: the exact form: two gradients an update, the second one on the next update's batch"""
+    """MARS, estimator=recursive: the exact form: two gradients an update, the second one on the next update's batch"""
     mars_clip: Literal["tensor", "global", "none"] = "tensor"
     """MARS: clip the corrected gradient to norm 1 tensor by tensor (published code), as one vector (paper) or not"""
     mars_first_step: Literal["paper", "official"] = "paper"

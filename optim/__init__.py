@@ -7,6 +7,9 @@ from optim.build import (
     optimizer_bytes,
     optimizer_metrics,
     record_reference_gradient,
+    record_snapshot_gradient,
+    snapshot_weights,
+    take_snapshot,
 )
 from optim.conditional import step_if
 from optim.estimates import watch_estimates
@@ -27,7 +30,10 @@ __all__ = [
     "optimizer_bytes",
     "optimizer_metrics",
     "record_reference_gradient",
+    "record_snapshot_gradient",
     "set_learning_rate",
+    "snapshot_weights",
     "step_if",
+    "take_snapshot",
     "watch_estimates",
 ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from optim.estimator import Scalars, compute_dtype, corrected_gradient
+from optim.estimator import Number, Scalars, compute_dtype, corrected_gradient
 from optim.kernels import Flags
+
+if TYPE_CHECKING:
+    from optim.estimators import Estimator
 
 
 @dataclass
@@ -18,6 +21,7 @@ class Batch:
     """Parameters with gradients that share a group, a step count, a dtype and a device."""
 
     group: dict[str, Any]
+    estimator: Estimator
     step: int
     """which step this is for these parameters, from 1"""
     parameters: list[Tensor] = field(default_factory=list)
@@ -49,8 +53,18 @@ class Batch:
     @property
     def references(self) -> list[Tensor | None]:
         """r_t of each, None where there is no correction."""
-        name = "reference_grad" if self.group["exact"] else "last_grad"
-        return [state.get(name) for state in self.states]
+        return [self.estimator.reference(state) for state in self.states]
+
+    @property
+    def weight(self) -> Number:
+        """Of g_t in c_t, where r_t has the rest."""
+        return self.estimator.weight(self.group)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether c_t is another vector than g_t."""
+        gamma = self.group["gamma"]
+        return self.estimator.corrects and (isinstance(gamma, Tensor) or gamma != 0)
 
     @property
     def moments(self) -> list[Tensor]:
@@ -66,7 +80,7 @@ class Batch:
     @property
     def flags(self) -> Flags:
         """What kernels are compiled for."""
-        return Flags(keep=not self.group["exact"], folded=self.folded, guarded=self.guarded)
+        return Flags(self.estimator.keeps, self.folded, self.guarded, self.estimator.lasting)
 
     def scalars(self, corrects_first_moment: bool = False, scale: float = 1.0) -> Scalars:
         """What this step multiplies with.
@@ -78,7 +92,7 @@ class Batch:
         group, (beta1, beta2) = self.group, self.group["betas"]
         return Scalars(
             gamma=group["gamma"],
-            boost=1 + group["gamma"] * beta1 / (1 - beta1),
+            boost=self.weight,
             rate=1 - beta1,
             rate2=1 - beta2,
             root_scale=(1 - beta2**self.step) ** -0.5,

@@ -8,6 +8,7 @@ own learning rate, betas and decay. To add an optimizer: write it, add a builder
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -51,6 +52,10 @@ class OptimizerConfig(Protocol):
     @property
     def gamma(self) -> float | str: ...
     @property
+    def estimator(self) -> Literal["recursive", "reference", "svrg", "none"]: ...
+    @property
+    def reference_interval(self) -> int: ...
+    @property
     def exact(self) -> bool: ...
     @property
     def mars_clip(self) -> Literal["tensor", "global", "none"]: ...
@@ -85,6 +90,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         raise ValueError(f"optimizer={config.optimizer!r} must be one of {', '.join(BUILDERS)}")
     if config.exact and not config.optimizer.startswith("mars-"):
         raise ValueError(f"optimizer={config.optimizer!r} has no exact form; set --exact=false, or a MARS optimizer")
+    if config.estimator != "recursive" and not config.optimizer.startswith("mars-"):
+        raise ValueError(
+            f"estimator={config.estimator!r} is for the MARS optimizers; optimizer={config.optimizer!r} has 'recursive'"
+        )
     optimizer = BUILDERS[config.optimizer](_parameter_groups(model, config), config)
     if config.shard_optimizer and distributed.is_initialized() and distributed.get_world_size() > 1:
         if any(parameter.device.type == "mps" for parameter in model.parameters()):
@@ -154,7 +163,8 @@ def _mars_family(
         else:
             group.update(settings | ({} if betas is None else {"betas": betas}))
     compile = None if config.compile_optimizer == "auto" else config.compile_optimizer
-    return MARS(groups, lr=config.learning_rate, eps=config.eps, exact=config.exact, compile=compile)
+    estimator: dict[str, Any] = {"estimator": config.estimator, "reference_interval": config.reference_interval}
+    return MARS(groups, lr=config.learning_rate, eps=config.eps, exact=config.exact, compile=compile, **estimator)
 
 
 BUILDERS: dict[str, Callable[[Groups, OptimizerConfig], Optimizer]] = {
@@ -229,9 +239,11 @@ def _method(group: dict[str, Any], schedule: Callable[[int], float] | None) -> s
     if "preconditioner" not in group:
         return ""
     parts = [group["preconditioner"]]
-    corrects = group["gamma"] != 0 or schedule is not None
+    corrects = group["estimator"] != "none" and (group["gamma"] != 0 or schedule is not None)
     gamma = f"{group['gamma']:g}" if schedule is None else schedule
     parts.append(f"gamma {gamma}, clip {group['clip']}" if corrects else "no correction")
+    parts += [group["estimator"]] if corrects and group["estimator"] != "recursive" else []
+    parts += [f"every {group['reference_interval']}"] if corrects and group["estimator"] == "reference" else []
     parts += ["exact"] if corrects and group["exact"] else []
     parts += [f"last gradient {group['last_grad']}"] if corrects and group["last_grad"] != "full" else []
     return "  " + ", ".join(parts)
@@ -251,9 +263,24 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def record_reference_gradient(optimizer: Optimizer) -> None:
-    """Hands an exact optimizer the gradient of the current parameters on the next batch (see `MARS`)."""
-    assert isinstance(optimizer, MARS | ShardedOptimizer), "build_optimizer refuses exact=True for others"
-    optimizer.record_reference_gradient()
+    """Hands an exact optimizer the gradient of the current parameters on the next batch, and one with svrg that of the
+    snapshot on this batch (see `MARS`)."""
+    _mars_of(optimizer).record_reference_gradient()
+
+
+def take_snapshot(optimizer: Optimizer) -> None:
+    """svrg: makes the current parameters the snapshot (see `MARS`)."""
+    _mars_of(optimizer).take_snapshot()
+
+
+def record_snapshot_gradient(optimizer: Optimizer) -> None:
+    """svrg: hands over the gradient of the snapshot on one of its batches (see `MARS`)."""
+    _mars_of(optimizer).record_snapshot_gradient()
+
+
+def snapshot_weights(optimizer: Optimizer) -> AbstractContextManager[None]:
+    """svrg: within it the parameters have the snapshot's values (see `MARS`)."""
+    return _mars_of(optimizer).snapshot_weights()
 
 
 def optimizer_metrics(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -268,6 +295,11 @@ def optimizer_bytes(optimizer: Optimizer) -> int:
     values = [value for state in inside.state.values() for value in state.values()]
     held = sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
     return held + (inside.spare_bytes if isinstance(inside, MARS) else 0)
+
+
+def _mars_of(optimizer: Optimizer) -> MARS | ShardedOptimizer:
+    assert isinstance(optimizer, MARS | ShardedOptimizer), "build_optimizer refuses what others do not have"
+    return optimizer
 
 
 def _inside(optimizer: Optimizer) -> Optimizer:

@@ -5,7 +5,7 @@ before the first tensor is updated: so norms come first. On a device they are th
 waits for them. On a CPU, where a value can be read at no cost, the norm of g_t alone (half the memory traffic) mostly
 shows that no clip is due, since
 
-    ||c_t|| <= (1 + k) ||g_t|| + k ||r_t||,    k = |gamma| * beta1 / (1 - beta1).
+    ||c_t|| <= |w| ||g_t|| + |1 - w| ||r_t||,    c_t = w g_t + (1 - w) r_t.
 """
 
 from __future__ import annotations
@@ -97,18 +97,22 @@ class Clipping:
         return bad == 0
 
     def remember(self, reference: Tensor, norm: Tensor) -> None:
-        """Takes note of the norm of a reference gradient that was recorded."""
+        """Takes note of the norm of a reference."""
         if reference.device.type == "cpu":
             self._norms[reference] = norm.item()
 
+    def forget(self, reference: Tensor) -> None:
+        """A reference has changed, and its norm is not known."""
+        self._norms.pop(reference, None)
+
     def _bounds(self, batch: Batch, grad_norms: list[float]) -> Tensor:
         """Bounds of ||c_t||, infinite where the norm of the reference is not known, NaN where g_t is not finite."""
-        beta1 = batch.group["betas"][0]
-        k = abs(batch.group["gamma"]) * beta1 / (1 - beta1)
-        known = [self._norms.get(reference, math.inf) for reference in batch.references]
+        weight = float(batch.weight)
+        of_grad, of_reference = abs(weight), abs(1 - weight)
+        known = [math.inf if ref is None else self._norms.get(ref, math.inf) for ref in batch.references]
         known = [norm if math.isfinite(norm) else math.inf for norm in known]  # not so where it was not recorded
         pairs = zip(grad_norms, known, strict=True)
-        bounds = [(1 + k) * norm + (k * reference if k else 0.0) for norm, reference in pairs]
+        bounds = [of_grad * grad + (of_reference * reference if of_reference else 0.0) for grad, reference in pairs]
         finite = [math.isfinite(norm) for norm in grad_norms]
         return torch.tensor(bounds, dtype=torch.float64).where(torch.tensor(finite), math.nan)
 
@@ -129,16 +133,15 @@ class Clipping:
 
 
 def _has_bounds(batch: Batch) -> bool:
-    """Whether ||c_t|| can be bounded by what is known of the last gradient."""
-    group = batch.group
-    return batch.device.type == "cpu" and group["clip"] != "none" and group["gamma"] != 0
+    """Whether ||c_t|| can be bounded by what is known of the reference."""
+    return batch.device.type == "cpu" and batch.group["clip"] != "none" and batch.corrects
 
 
 def _lengths(batch: Batch, run: Runner, indices: list[int] | None = None) -> Tensor:
     """||c_t|| of some parameters; without a clip ||g_t||, which is finite where c_t is."""
     indices = list(range(len(batch.grads))) if indices is None else indices
     grads, references = batch.grads, batch.references
-    if batch.group["clip"] != "none" and batch.group["gamma"] != 0:
+    if batch.group["clip"] != "none" and batch.corrects:
         rows = [(grads[index], references[index]) for index in indices]
         return torch.stack(run.reduce(estimate_norm, rows, batch.scalars(), batch.flags))
     if batch.device.type == "cpu":

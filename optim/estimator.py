@@ -1,13 +1,14 @@
-"""The gradient estimate of MARS (arXiv 2411.10438, Algorithm 1): the gradient plus a scaled recursive correction.
+"""The arithmetic of a gradient estimate and of its moving average, the same for all estimators (`estimators/`).
 
-    c_t = g_t + gamma * beta1 / (1 - beta1) * (g_t - r_t),    then clipped to norm 1
+    c_t = w * g_t + (1 - w) * r_t,    then clipped to norm 1
     m_t = beta1 * m_{t-1} + (1 - beta1) * c_t
 
-g_t is the gradient at x_t on batch t. The reference r_t is the gradient at x_{t-1}: on batch t as well in the exact
-form, on batch t-1 (that is g_{t-1}, which was at hand) in the approximate form. gamma = 0 gives the plain gradient,
-and gamma = 1 in the exact form STORM's estimate (Cutkosky & Orabona, arXiv 1905.10018).
+g_t is the gradient at x_t on batch t. The estimator says what the reference r_t is, and the weight w. For that of MARS
+(arXiv 2411.10438, Algorithm 1) w = 1 + gamma * beta1 / (1 - beta1), which makes
 
-Folded form. In the approximate form without a clip, s_t = m_t - gamma * g_t carries all that the next step needs:
+    c_t = g_t + gamma * beta1 / (1 - beta1) * (g_t - r_t)
+
+Folded form. Where r_t is g_{t-1} and nothing is clipped, s_t = m_t - gamma * g_t carries all that the next step needs:
 
     m_t = beta1 * s_{t-1} + (1 - beta1 + gamma * beta1) * g_t
 
@@ -32,7 +33,7 @@ class Scalars(NamedTuple):
     """What a step multiplies with: numbers, or 0-d tensors, so that new values are no reason to compile anew."""
 
     gamma: Number
-    boost: Number  # 1 + gamma * beta1 / (1 - beta1): the weight of g_t in c_t, where r_t has the rest
+    boost: Number  # w, the weight of g_t in c_t, where r_t has the rest
     rate: Number  # 1 - beta1
     rate2: Number  # 1 - beta2
     root_scale: Number  # 1 / sqrt(1 - beta2^t)

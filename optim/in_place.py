@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optim.estimator import Scalars
+from optim.estimator import Scalars, corrected_gradient
 from optim.kernels import Flags, adamw_step
 
 MANY_STEPS = torch.tensor(math.inf)  # after which nothing is left of AdamW's bias corrections: they are in the scalars
@@ -28,11 +28,12 @@ def adamw_in_place(
     scalars: Scalars,
     flags: Flags,
 ) -> None:
-    """`adamw_step`, to the last bits but two or three. c_t takes the reference's memory, whose content is lost where it
-    is not kept."""
+    """`adamw_step`, to the last bits but two or three. c_t takes the reference's memory, unless that is lasting."""
     _, boost, rate, rate2, root_scale, eps, step_size, decay = (float(scalar) for scalar in scalars)
     c = grad
-    if reference is not None:
+    if flags.lasting:
+        c = corrected_gradient(grad, reference, scalars, folded=False)
+    elif reference is not None:
         if reference.sum().isnan():
             reference.copy_(torch.where(reference != reference, grad, reference))
         c = reference.lerp_(grad, boost)

@@ -23,6 +23,8 @@ class Flags(NamedTuple):
     """`m` is s_t, which holds the last gradient too (`estimator.py`)"""
     guarded: bool
     """a clip of NaN says that the step is to change nothing"""
+    lasting: bool = False
+    """the reference is not used up by the step"""
 
 
 def adamw_step(

@@ -1,15 +1,16 @@
 """MARS: Make vAriance Reduction Shine (Yuan et al., arXiv 2411.10438).
 
-One optimizer, estimator x preconditioner: `estimator.py` corrects and averages the gradient, `preconditioner.py` turns
-the average into a direction, `clipping.py` finds the clip factors, and the class here keeps state and settings. Every
-setting can be given for a parameter group, so that the published recipe's AdamW for vectors is a group with gamma 0 and
-clip "none".
+One optimizer, estimator x preconditioner: `estimators/` say how the gradient is corrected, `estimator.py` does it and
+averages, `preconditioner.py` turns the average into a direction, `clipping.py` finds the clip factors, and the class
+here keeps state and settings. Every setting can be given for a parameter group, so that the published recipe's AdamW
+for vectors is a group with gamma 0 and clip "none".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, overload
 
 import torch
@@ -20,10 +21,10 @@ from torch.optim.optimizer import ParamsT
 from optim.batch import Batch
 from optim.clipping import Clipping, norm_of
 from optim.estimator import compute_dtype
+from optim.estimators import SVRG, Estimator, SecondGradient, new_estimators
 from optim.preconditioner import PRECONDITIONERS
-from optim.references import References
 from optim.runner import Runner
-from optim.settings import check_settings
+from optim.settings import check_settings, check_whole
 
 
 class MARS(Optimizer):
@@ -31,7 +32,7 @@ class MARS(Optimizer):
 
     For each parameter x with gradient g_t and reference gradient r_t:
 
-        c_t = g_t + gamma * beta1 / (1 - beta1) * (g_t - r_t), clipped to norm 1
+        c_t = g_t + gamma * beta1 / (1 - beta1) * (g_t - r_t) (or that of another estimator), clipped to norm 1
         m_t = beta1 * m_{t-1} + (1 - beta1) * c_t
         x  <- x - lr * (direction(m_t, c_t) + weight_decay * x)
 
@@ -42,7 +43,8 @@ class MARS(Optimizer):
     finite, or whose norm overflows, changes no parameter and no moment (`metrics` says so); it counts as a step.
 
     Args:
-        params: parameters or parameter groups; every other argument but `exact` and `compile` can be set for a group.
+        params: parameters or parameter groups; every other argument but `exact` and `compile` can be set for a group,
+            and `estimator` where no group's is "svrg".
         lr: learning rate.
         betas: decay of m and, where the preconditioner has one, of the second moment of c.
         eps: added to the root of the second moment.
@@ -51,7 +53,9 @@ class MARS(Optimizer):
             optimizer's step (from 1) makes a schedule.
         preconditioner: "adamw"; "lion", the sign of m; "sgd", m itself; "shampoo", the orthogonal factor of m, and
             "kronecker", Shampoo's two-sided statistics, both for tensors of two dimensions or more.
-        exact: use the exact form.
+        estimator: "recursive", as above; "reference", towards the mean of earlier gradients; "svrg", with gradients at
+            a snapshot of the weights; "none", the plain gradient (`estimators/` has equations and costs).
+        exact: use the exact form of "recursive".
         clip: "tensor" clips each tensor's c_t to norm 1 (the published code), "global" all tensors of such groups as
             one vector (the paper), "none" does not clip.
         first_step: what the first step takes as its reference: "paper" the gradient itself, so that the correction is
@@ -61,6 +65,7 @@ class MARS(Optimizer):
             looks at m alone (lion, sgd, shampoo).
         orthogonal: how "shampoo" finds the orthogonal factor: "newton-schulz" (five iterations) or "svd" (exact, slow).
         factors: the statistics of "kronecker": "averaged" with the second beta, or "accumulated" over all steps.
+        reference_interval: of "reference": every so many steps the mean of their gradients becomes the reference.
         refresh_interval: steps between new roots of these, which are also found at steps 1, 2, 4, 8 and so on before.
         damping: added to their eigenvalues, relative to the largest.
         compile: whether to compile the step; None: where it pays and a compiler is found.
@@ -78,12 +83,14 @@ class MARS(Optimizer):
         weight_decay: float = 0.0,
         gamma: float | Callable[[int], float] = 0.025,
         preconditioner: str = "adamw",
+        estimator: str = "recursive",
         exact: bool = False,
         clip: str = "tensor",
         first_step: str = "paper",
         last_grad: str = "full",
         orthogonal: str = "newton-schulz",
         factors: str = "averaged",
+        reference_interval: int = 10,
         refresh_interval: int = 10,
         damping: float = 1e-6,
         compile: bool | None = None,
@@ -95,12 +102,14 @@ class MARS(Optimizer):
             "weight_decay": weight_decay,
             "gamma": gamma,
             "preconditioner": preconditioner,
+            "estimator": estimator,
             "exact": exact,
             "clip": clip,
             "first_step": first_step,
             "last_grad": last_grad,
             "orthogonal": orthogonal,
             "factors": factors,
+            "reference_interval": reference_interval,
             "refresh_interval": refresh_interval,
             "damping": damping,
         }
@@ -111,11 +120,7 @@ class MARS(Optimizer):
         self.watcher: Callable[[Tensor, Tensor], None] | None = None
         """is shown every parameter's c_t before the clip, except in the folded form, where it is not known"""
         self._clipping = Clipping()
-        self._references = References()
-        self._recorded = (
-            False,
-            False,
-        )  # whether a reference was recorded for the coming step, and for the one after it
+        self._estimators = new_estimators(exact)
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -129,8 +134,7 @@ class MARS(Optimizer):
         if schedule is not None:
             settings["gamma"] = schedule(1)
         check_settings(settings, schedule is not None)
-        if settings["exact"] != self.defaults["exact"]:
-            raise ValueError("exact is a setting of the whole optimizer, not of a group")
+        check_whole(settings, self.defaults)
         super().add_param_group(param_group | {"gamma": settings["gamma"]})
         self._gamma_schedules.append(schedule)
 
@@ -149,7 +153,7 @@ class MARS(Optimizer):
 
         Raises:
             RuntimeError: a gradient that is sparse or complex; a tensor with fewer dimensions than its preconditioner
-                needs; in the exact form, no reference gradient. Nothing is changed then.
+                needs; in the exact form and with svrg, no reference gradient. Nothing is changed then.
         """
         loss = None
         if closure is not None:
@@ -160,20 +164,22 @@ class MARS(Optimizer):
         work = list(self._with_gradient())
         self._check_state(work)
         batches = self._batches(work)
+        self._runner.decide([parameter for group in self.param_groups for parameter in group["params"]])
+        for batch in batches:
+            batch.estimator.before_step(batch, self._runner, self._clipping)
         if self.watcher is not None and not any(batch.folded for batch in batches):
             for batch in batches:
                 for parameter, corrected in batch.corrected():
                     self.watcher(parameter, corrected)
-        self._runner.decide([parameter for group in self.param_groups for parameter in group["params"]])
         self._clipping.set_factors(batches, self._runner, self._device, self.step_allowed)
         for batch in batches:
             if batch.guarded or not self._clipping.skipped:
                 PRECONDITIONERS[batch.group["preconditioner"]].step(batch, self._runner)
+            batch.estimator.after_step(batch, self._runner, self._clipping)
         # So that a backward pass through old values is an error also where a kernel saw parameters as `.data`.
         torch.autograd.graph.increment_version([parameter for parameter, _, _ in work])
-        if self.defaults["exact"]:
-            self._advance_references()
-            self._recorded = (self._recorded[1], False)
+        if self._second is not None:
+            self._second.finish(self._states())
         return loss
 
     @torch.no_grad()
@@ -184,28 +190,84 @@ class MARS(Optimizer):
         An update is: gradient on the next batch, `record_reference_gradient()`, `zero_grad()`, gradient on this batch,
         `step()`.
 
+        svrg: takes the present gradients, which must be those at the snapshot (within `snapshot_weights()`) on this
+        step's batch.
+
         Where any of them is not finite (a float16 pass that overflowed) they are of no use, and the step that they
         were for makes no correction.
 
         Raises:
-            RuntimeError: the optimizer is not exact, or a gradient is sparse.
+            RuntimeError: the optimizer is not exact and not svrg, or a gradient is sparse.
         """
-        if not self.defaults["exact"]:
-            raise RuntimeError("record_reference_gradient() is for MARS(..., exact=True)")
+        if self._second is None:
+            raise RuntimeError("record_reference_gradient() is for MARS(..., exact=True) and estimator='svrg'")
         work = [item for item in self._with_gradient() if self._corrects(item[2])]
-        if any("next_reference_grad" in state for state in self.state.values()):
-            self._advance_references()  # the step before was skipped, as a GradScaler does after an overflow
-        self._recorded = (self._recorded[0], True)
+        self._second.start_record(self._states())
         norms, references = [], []
         for parameter, grad, index in work:
             norms.append(norm_of(grad))  # leaves the gradient in a CPU's caches for the copy
             state = self._state_of(parameter, self.param_groups[index])
-            references.append(self._references.record(parameter, state, grad))
+            references.append(self._second.record(parameter, state, grad))
         finite = self._clipping.all_finite(norms, self._device)
         for reference, norm in zip(references, norms, strict=True):
             if reference.device.type != "cpu" or not finite:  # elsewhere, to read `finite` would be to wait for it
                 reference.masked_fill_(~finite.to(reference.device), math.nan)
             self._clipping.remember(reference, norm)
+
+    @torch.no_grad()
+    def take_snapshot(self) -> None:
+        """svrg: the present parameters become the snapshot, whose mean gradient is to be recorded before they change.
+        Without a snapshot, and without a gradient of it that is finite, gradients are not corrected.
+
+        With a snapshot of n batches every k updates:
+
+            for number, batch in enumerate(batches):
+                if number % k == 0:
+                    optimizer.take_snapshot()
+                    for other in n_other_batches():
+                        loss(other).backward()
+                        optimizer.record_snapshot_gradient()
+                        optimizer.zero_grad()
+                with optimizer.snapshot_weights():
+                    loss(batch).backward()
+                optimizer.record_reference_gradient()
+                optimizer.zero_grad()
+                loss(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        Raises:
+            RuntimeError: the optimizer is not svrg.
+        """
+        self._svrg.take(self._states())
+
+    @torch.no_grad()
+    def record_snapshot_gradient(self) -> None:
+        """svrg: takes the present gradients, which must be those of the snapshot on one of its batches, into its mean
+        gradient; none of them where one is not finite.
+
+        Raises:
+            RuntimeError: the optimizer is not svrg, or a gradient is sparse.
+        """
+        svrg, work = self._svrg, list(self._with_gradient())
+        finite = self._clipping.all_finite([norm_of(grad) for _, grad, _ in work], self._device)
+        for parameter, grad, index in work:
+            state = self._state_of(parameter, self.param_groups[index])
+            svrg.add(parameter, state, grad, self._corrects(index), finite.to(grad.device))
+
+    @contextmanager
+    def snapshot_weights(self) -> Iterator[None]:
+        """svrg: within it the parameters have the snapshot's values, in other memory.
+
+        Raises:
+            RuntimeError: the optimizer is not svrg.
+        """
+        svrg, states = self._svrg, self._states()
+        svrg.swap(states)
+        try:
+            yield
+        finally:
+            svrg.swap(states)
 
     @property
     def sum_over_processes(self) -> Callable[[Tensor], None] | None:
@@ -224,8 +286,8 @@ class MARS(Optimizer):
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes that are held beside the state: in the exact form, room for the next reference gradient."""
-        return self._references.spare_bytes
+        """Bytes that are held beside the state: in the exact form and with svrg, room for the next reference."""
+        return 0 if self._second is None else self._second.spare_bytes
 
     def metrics(self) -> dict[str, Tensor]:
         """Figures of the last step, as scalar tensors on the device; none before the first.
@@ -257,6 +319,9 @@ class MARS(Optimizer):
                     f"the state has exact={group.get('exact')} (None: it is not of MARS), "
                     f"the optimizer exact={self.defaults['exact']}"
                 )
+        svrg = any(group.get("estimator") == "svrg" for group in state_dict["param_groups"])
+        if svrg != isinstance(self._second, SVRG):
+            raise ValueError(f"the state is {'' if svrg else 'not '}of svrg, the optimizer is{' not' if svrg else ''}")
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -264,7 +329,8 @@ class MARS(Optimizer):
             for name, value in state_dict["state"].get(number, {}).items():
                 device = "cpu" if name == "step" else parameter.device
                 self.state[parameter][name] = value.detach().to(device, copy=True)
-        self._references.forget()
+        if self._second is not None:
+            self._second.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: self.__dict__[name] for name in ("_gamma_schedules", "_runner")}
@@ -275,8 +341,33 @@ class MARS(Optimizer):
         self.__dict__.setdefault("step_allowed", None)
         self.__dict__.setdefault("watcher", None)
         self.__dict__.setdefault("_clipping", Clipping())
-        self.__dict__.setdefault("_references", References())
-        self.__dict__.setdefault("_recorded", (False, False))
+        self.defaults.setdefault("estimator", "recursive")
+        self.__dict__.setdefault("_estimators", new_estimators(self.defaults["exact"]))
+        for group in self.param_groups:  # those of an older version had no choice
+            group.setdefault("estimator", "recursive")
+            group.setdefault("reference_interval", 10)
+
+    @property
+    def _second(self) -> SecondGradient | None:
+        """The estimator that is handed a second gradient for each step."""
+        name = "recursive" if self.defaults["exact"] else self.defaults["estimator"]
+        estimator = self._estimators[name]
+        return estimator if isinstance(estimator, SecondGradient) else None
+
+    @property
+    def _svrg(self) -> SVRG:
+        if not isinstance(self._second, SVRG):
+            raise RuntimeError("snapshots are for MARS(..., estimator='svrg')")
+        return self._second
+
+    def _states(self) -> list[tuple[Tensor, dict[str, Any], bool]]:
+        """Every parameter that has a state, with it and whether its gradient is corrected, now or at times."""
+        return [
+            (parameter, state, self._corrects(index))
+            for index, group in enumerate(self.param_groups)
+            for parameter in group["params"]
+            if (state := self.state.get(parameter))
+        ]
 
     @property
     def _device(self) -> torch.device:
@@ -312,14 +403,11 @@ class MARS(Optimizer):
 
     def _corrects(self, index: int) -> bool:
         """Whether a group's gradients are corrected, now or at times."""
-        return self.param_groups[index]["gamma"] != 0 or self._gamma_schedules[index] is not None
+        group = self.param_groups[index]
+        return group["estimator"] != "none" and (group["gamma"] != 0 or self._gamma_schedules[index] is not None)
 
-    def _advance_references(self) -> None:
-        """Exact form: goes on to the next batch, also for parameters that had no gradient on this one."""
-        for index, group in enumerate(self.param_groups):
-            for parameter in group["params"]:
-                if state := self.state.get(parameter):
-                    self._references.advance(parameter, state, self._corrects(index))
+    def _estimator_of(self, index: int) -> Estimator:
+        return self._estimators[self.param_groups[index]["estimator"] if self._corrects(index) else "none"]
 
     def _check_state(self, work: list[tuple[Tensor, Tensor, int]]) -> None:
         """Raises what a step raises, before anything is changed."""
@@ -333,14 +421,8 @@ class MARS(Optimizer):
                     f"than its group has now, preconditioner={group['preconditioner']!r} and "
                     f"last_grad={group['last_grad']!r}"
                 )
-        # A parameter that had no gradient on the batch of the reference has a reference of zero; that none at all has
-        # one means that it was not recorded.
-        later = [state for state, index in states if self.defaults["exact"] and self._corrects(index)]
-        if later and not self._recorded[0] and not any("reference_grad" in state for state in later):
-            raise RuntimeError(
-                "exact MARS has no reference gradient for this step: in each update, compute the gradient on the next "
-                "batch and call record_reference_gradient() before computing the gradient on this batch"
-            )
+        if self._second is not None:
+            self._second.check([state for state, index in states if self._corrects(index)])
 
     def _batches(self, work: list[tuple[Tensor, Tensor, int]]) -> list[Batch]:
         """The parameters in batches, their state made ready and their steps counted."""
@@ -352,8 +434,9 @@ class MARS(Optimizer):
             step = int(state["step"].item())
             if parameter.numel() == 0:
                 continue
-            self._references.make_ready(parameter, state, group, self._corrects(index))
-            batch = batches.setdefault((index, step, parameter.dtype, parameter.device), Batch(group, step))
+            estimator = self._estimator_of(index)
+            estimator.make_ready(parameter, state, group)
+            batch = batches.setdefault((index, step, parameter.dtype, parameter.device), Batch(group, estimator, step))
             batch.parameters.append(parameter)
             batch.grads.append(grad)
             batch.states.append(state)

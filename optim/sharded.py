@@ -75,13 +75,7 @@ class ShardedOptimizer(Optimizer):
                 loss = closure()
         with self._own_gradients() as owners:
             self.optimizer.step()
-        works = [
-            distributed.broadcast(parameter.data, self._global(owner), group=self.group, async_op=True)
-            for parameter, owner in owners
-            if parameter.grad is not None
-        ]
-        for work in works:
-            work.wait()
+        self._send([(parameter, owner) for parameter, owner in owners if parameter.grad is not None])
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -93,6 +87,26 @@ class ShardedOptimizer(Optimizer):
         assert isinstance(self.optimizer, MARS)
         with self._own_gradients():
             self.optimizer.record_reference_gradient()
+
+    def take_snapshot(self) -> None:
+        """See `MARS`; of this process's parameters."""
+        assert isinstance(self.optimizer, MARS)
+        self.optimizer.take_snapshot()
+
+    def record_snapshot_gradient(self) -> None:
+        """See `MARS`; of this process's parameters."""
+        assert isinstance(self.optimizer, MARS)
+        with self._own_gradients():
+            self.optimizer.record_snapshot_gradient()
+
+    @contextmanager
+    def snapshot_weights(self) -> Iterator[None]:
+        """See `MARS`; on all processes, which send each other their parts of the snapshot, and then of the weights."""
+        assert isinstance(self.optimizer, MARS)
+        with self.optimizer.snapshot_weights():
+            self._send(self.owners())
+            yield
+        self._send(self.owners())
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all parameters, as the plain optimizer would give it, on the group's first process (what comes
@@ -123,6 +137,15 @@ class ShardedOptimizer(Optimizer):
         finally:
             for parameter, grad in hidden:
                 parameter.grad = grad
+
+    def _send(self, owners: list[tuple[Tensor, int]]) -> None:
+        """Parameters, from their owners to the other processes."""
+        works = [
+            distributed.broadcast(parameter.data, self._global(owner), group=self.group, async_op=True)
+            for parameter, owner in owners
+        ]
+        for work in works:
+            work.wait()
 
     def _to_first(self, source: int, state: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """Sends a process's state to the first one, tensor by tensor. Returns what was received, empty elsewhere."""

@@ -21,6 +21,9 @@ from optim import (
     load_optimizer_state,
     optimizer_bytes,
     record_reference_gradient,
+    record_snapshot_gradient,
+    snapshot_weights,
+    take_snapshot,
 )
 from optim.build import BUILDERS
 from training.processes import leave
@@ -31,19 +34,30 @@ BASE = TrainConfig(
 CASES = {name: {"optimizer": name} for name in BUILDERS} | {
     "global": {"optimizer": "mars-adamw", "mars_clip": "global"},
     "exact": {"optimizer": "mars-adamw", "exact": True, "mars_clip": "global"},
+    "reference": {"optimizer": "mars-adamw", "estimator": "reference", "reference_interval": 2},
+    "svrg": {"optimizer": "mars-adamw", "estimator": "svrg", "gamma": 0.5, "mars_clip": "global"},
     "linear": {"optimizer": "mars-lion", "gamma": "linear:0.1:0", "max_iters": 5},
 }
 
 
 def gradients(model: GPT, step: int, scale: float) -> None:
-    """The same on every process."""
+    """The same on every process; of a quadratic, so that they depend on the weights."""
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator) * scale
+        parameter.grad = torch.randn(parameter.shape, generator=generator) * scale + 0.01 * parameter.detach()
 
 
-def update(model: GPT, optimizer: torch.optim.Optimizer, step: int, exact: bool) -> None:
-    if exact:
+def update(model: GPT, optimizer: torch.optim.Optimizer, step: int, config: TrainConfig) -> None:
+    if config.estimator == "svrg":
+        if step % 2 == 0:
+            take_snapshot(optimizer)
+            for batch in (200, 300):
+                gradients(model, batch + step, 0.05)
+                record_snapshot_gradient(optimizer)
+        with snapshot_weights(optimizer):
+            gradients(model, step, 0.05)
+        record_reference_gradient(optimizer)
+    if config.exact:
         gradients(model, 100 + step, 0.05)
         if step % 2:
             clip_gradients(model.parameters(), 0.5)
@@ -65,8 +79,8 @@ def main() -> None:
         plain_optimizer = build_optimizer(plain, config)
         optimizer = build_optimizer(sharded, replace(config, shard_optimizer=True))
         for step in range(3):
-            update(plain, plain_optimizer, step, config.exact)
-            update(sharded, optimizer, step, config.exact)
+            update(plain, plain_optimizer, step, config)
+            update(sharded, optimizer, step, config)
         share = optimizer_bytes(optimizer) / optimizer_bytes(plain_optimizer)
         ideal = 1 / distributed.get_world_size()
         assert abs(share - ideal) < 0.15, (name, share)
@@ -88,9 +102,9 @@ def main() -> None:
         alone_optimizer = build_optimizer(alone, config)
         load_optimizer_state(alone_optimizer, copy.deepcopy(saved))
         for step in range(3, 5):
-            update(plain, plain_optimizer, step, config.exact)
-            update(sharded, resumed, step, config.exact)
-            update(alone, alone_optimizer, step, config.exact)
+            update(plain, plain_optimizer, step, config)
+            update(sharded, resumed, step, config)
+            update(alone, alone_optimizer, step, config)
         for a, b, c in zip(plain.parameters(), sharded.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
             torch.testing.assert_close(c, a, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
