@@ -11,7 +11,7 @@ import math
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ from training.reporter import Reporter
 from training.resume import Resume, load_for_resume
 from training.status import Status
 from training.stopping import STOPPED, UNSAVED, StopRequest, agreed_reason
+from training.variance import GradientNoise
 from training.weights import load_initial_weights
 
 USAGE = "usage: python train.py CONFIG.py [--key=value ...] (--help lists the keys)"
@@ -200,18 +201,38 @@ class Training:
         Args:
             read: whether its loss is wanted now; otherwise the host may run ahead of the device.
         """
+        config, noise = self.config, self._measure_noise()
         loss, grad_norm = self.passes.gradient(self.update)
         self.stopping = agreed_reason(self.processes.sum(self.stop.votes()))
         allowed = self.outcomes.add(self.update, loss, grad_norm, read or self.stopping is not None)
         self.ratios = {}
-        if isinstance(allowed, Tensor):
-            step_if(self.optimizer, allowed)
-        elif allowed:
-            measure = self.reporter is not None and self._due(self.config.eval_interval) and not self.stopping
-            with update_ratios(self.optimizer, measure) as self.ratios:
-                self.scaler.step(self.optimizer)
+        with noise.watch(self.optimizer, grad_norm, config.grad_clip, allowed) if noise else nullcontext():
+            if isinstance(allowed, Tensor):
+                step_if(self.optimizer, allowed)
+            elif allowed:
+                measure = self.reporter is not None and self._due(config.eval_interval) and not self.stopping
+                with update_ratios(self.optimizer, measure) as self.ratios:
+                    self.scaler.step(self.optimizer)
+        if noise:
+            figures = noise.figures(self.processes, config.total_batch_size)
+            if self.reporter is not None:
+                self.reporter.variance(self.update, figures)
         self.scaler.update()
         self.passes.clear()
+
+    def _measure_noise(self) -> GradientNoise | None:
+        """Where it is due, the noise of the gradient at the present weights, unless asked to stop meanwhile."""
+        if not self.config.log_variance or self.update % self.config.log_variance:
+            return None
+        noise = GradientNoise(self.model.parameters(), self.clock)
+        with noise.timed():
+            for draw in range(1, self.config.variance_batches + 1):
+                if self.processes.any(self.stop.reason is not None):
+                    return None
+                self.passes.draw(self.update, draw)
+                noise.add(self.scaler.get_scale())
+                self.passes.clear()
+        return noise
 
     def _note(self, update: int, loss: float, grad_norm: float) -> bool:
         """Takes note of the outcome of each update, in order. Returns whether it may be made."""

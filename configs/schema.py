@@ -173,6 +173,11 @@ class TrainConfig:
     """updates between evaluations on the whole validation file; 0: only before the first and after the last"""
     log_interval: Count = 10
     """updates between rows of training loss"""
+    log_variance: CountOrZero = 0
+    """updates between measurements of the noise of gradients and of the optimizer's estimates (docs/wandb.md); 0:
+    none. Training is the same with and without them"""
+    variance_batches: Annotated[int, Field(ge=2, le=MANY)] = 8
+    """gradients of a measurement, each on a batch of the update's size"""
     checkpoint_interval: CountOrZero = 1000
     """updates between checkpoints; 0: only after the last update"""
     keep_checkpoints: Count = 2

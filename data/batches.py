@@ -17,13 +17,15 @@ from data.tokens import TokenStream, check_tokens
 IGNORED = -1  # a target that does not count
 
 
-def window_offsets(seed: int, update: int, count: int, windows: int) -> npt.NDArray[np.int64]:
-    """Where the `count` windows of an update begin, each uniform over 0 … windows - 1.
+def window_offsets(seed: int, update: int, count: int, windows: int, draw: int = 0) -> npt.NDArray[np.int64]:
+    """Where the `count` windows of an update begin, each uniform over 0 … windows - 1. Draw 0 is what training sees;
+    others are independent of it, and of those of other updates.
 
     Raw output of the bit generator, whose stream numpy guarantees for all versions; the remainder's bias is below
     windows / 2**64, one in a billion for OpenWebText.
     """
-    philox = np.random.Philox(key=np.array([seed, 0], dtype=np.uint64), counter=np.array([0, update, 0, 0], np.uint64))
+    counter = np.array([0, update, draw, 0], np.uint64)
+    philox = np.random.Philox(key=np.array([seed, 0], dtype=np.uint64), counter=counter)
     return (philox.random_raw(count) % np.uint64(windows)).astype(np.int64)
 
 
@@ -33,9 +35,9 @@ def snapshot_batch(update: int, index: int) -> int:
     return 2**63 + index * 2**32 + update
 
 
-def dropout_seed(seed: int, update: int, rank: int) -> int:
-    """The seed of a process's dropout in an update, in [0, 2**63)."""
-    return int(np.random.SeedSequence([seed, update, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def dropout_seed(seed: int, update: int, rank: int, *draw: int) -> int:
+    """The seed of a process's dropout in an update, or in another draw of it, in [0, 2**63)."""
+    return int(np.random.SeedSequence([seed, update, rank, *draw]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 class TrainingBatches:
@@ -68,8 +70,9 @@ class TrainingBatches:
         self.rank, self.processes = rank, processes
         self.seed, self.vocab_size = seed, vocab_size
 
-    def micro_batch(self, update: int, step: int) -> tuple[Tensor, Tensor]:
-        """Micro-batch `step` (from 0) of update `update` (from 1, or the number of a batch that is no update's).
+    def micro_batch(self, update: int, step: int, draw: int = 0) -> tuple[Tensor, Tensor]:
+        """Micro-batch `step` (from 0) of update `update` (from 1, or the number of a batch that is no update's), or of
+        another draw for it.
 
         Returns:
             inputs and targets, each (B, T) int64 on the CPU; the targets are the inputs moved by one token.
@@ -78,7 +81,7 @@ class TrainingBatches:
             DataError: the file shrank, the disk fails, or a token is beyond the vocabulary.
         """
         total = self.batch_size * self.accumulation * self.processes
-        offsets = window_offsets(self.seed, update, total, len(self.tokens) - self.block_size)
+        offsets = window_offsets(self.seed, update, total, len(self.tokens) - self.block_size, draw)
         first = (step * self.processes + self.rank) * self.batch_size
         rows = [self.tokens.read(int(o), self.block_size + 1) for o in offsets[first : first + self.batch_size]]
         windows = np.stack(rows)

@@ -12,6 +12,7 @@ from optim.build import (
     take_snapshot,
 )
 from optim.conditional import step_if
+from optim.estimates import watch_estimates
 from optim.gradients import clip_gradients
 from optim.mars import MARS
 from optim.schedule import AdaptiveGamma, CosineGamma, LinearGamma, learning_rate_at, set_learning_rate
@@ -36,4 +37,5 @@ __all__ = [
     "snapshot_weights",
     "step_if",
     "take_snapshot",
+    "watch_estimates",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from optim.estimator import Number, Scalars, compute_dtype
+from optim.estimator import Number, Scalars, compute_dtype, corrected_gradient
 from optim.gradients import host_norm
 from optim.kernels import Flags
 
@@ -39,6 +40,12 @@ class Batch:
     @property
     def device(self) -> torch.device:
         return self.parameters[0].device
+
+    def corrected(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every parameter with its c_t before the clip; in the folded form with the part of it that depends on g_t."""
+        scalars = self.scalars()
+        for parameter, grad, reference in zip(self.parameters, self.grads, self.references, strict=True):
+            yield parameter, corrected_gradient(grad, reference, scalars, self.folded)
 
     @property
     def gamma(self) -> Number:

@@ -118,6 +118,8 @@ class MARS(Optimizer):
         self._runner = Runner(compile)
         self.step_allowed: Tensor | None = None
         """whether a step may change anything, a 0-d bool on the device of the parameters; None: it may"""
+        self.watcher: Callable[[Tensor, Tensor], None] | None = None
+        """is shown every parameter's c_t before the clip, except in the folded form, where it is not known"""
         self._clipping = Clipping()
         self._estimators = new_estimators(exact)
         super().__init__(params, defaults)
@@ -172,6 +174,10 @@ class MARS(Optimizer):
         with self._adapted_gamma(batches):
             for batch in batches:
                 batch.estimator.before_step(batch, self._runner, self._clipping)
+            if self.watcher is not None and not any(batch.folded for batch in batches):
+                for batch in batches:
+                    for parameter, corrected in batch.corrected():
+                        self.watcher(parameter, corrected)
             self._clipping.set_factors(batches, self._runner, self._device, self.step_allowed)
         for batch in batches:
             if batch.guarded or not self._clipping.skipped:
@@ -349,6 +355,7 @@ class MARS(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("step_allowed", None)
+        self.__dict__.setdefault("watcher", None)
         self.__dict__.setdefault("_clipping", Clipping())
         self.defaults.setdefault("estimator", "recursive")
         self.__dict__.setdefault("_estimators", new_estimators(self.defaults["exact"]))

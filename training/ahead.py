@@ -51,19 +51,19 @@ class BatchesAhead:
         self._tasks.put(None)
         self._thread.join(1.0)
 
-    def micro_batch(self, update: int, step: int) -> Batch:
+    def micro_batch(self, update: int, step: int, *draw: int) -> Batch:
         """Inputs and targets of a micro-batch (see `TrainingBatches`), on the device. A copy to CUDA may still be under
         way; what is given to the device afterwards waits for it.
 
         Raises:
             DataError: the file shrank, the disk fails, or a token is beyond the vocabulary.
         """
-        if self._ahead and self._ahead[0][0] == (update, step):
+        if self._ahead and self._ahead[0][0] == (update, step, *draw):
             _, future = self._ahead.popleft()
             self._ask()
             inputs, targets = future.result()
         else:
-            inputs, targets = self._make(update, step)
+            inputs, targets = self._make(update, step, *draw)
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
     def _ask(self) -> None:
@@ -84,8 +84,8 @@ class BatchesAhead:
             except BaseException as error:  # belongs to whoever asks for this batch
                 future.set_exception(error)
 
-    def _make(self, update: int, step: int) -> Batch:
-        inputs, targets = self.batches.micro_batch(update, step)
+    def _make(self, update: int, step: int, *draw: int) -> Batch:
+        inputs, targets = self.batches.micro_batch(update, step, *draw)
         if self.device.type == "cuda":  # from pinned memory a copy runs beside what the host does next
             inputs, targets = inputs.pin_memory(), targets.pin_memory()
         return inputs, targets

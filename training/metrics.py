@@ -14,7 +14,8 @@ import torch
 from training.console import warn
 from training.device import synchronize
 
-KINDS = ("train/loss", "val/loss")  # a row is of the kind whose key it has
+# A row is of the kind whose key it has. In the order in which an update writes them.
+KINDS = ("variance/noise_scale", "train/loss", "val/loss")
 
 
 class MetricsFile:
@@ -44,7 +45,7 @@ class MetricsFile:
         Returns:
             the row, with the time that the file has; None where it is not new.
         """
-        kind = next(kind for kind in KINDS if kind in row)
+        kind = kind_of(row)
         if row["iter"] <= self._last[kind]:
             return None
         self._last[kind] = row["iter"]
@@ -81,7 +82,7 @@ def abandon_rows(path: Path, update: int, evaluated: int) -> None:
         path: `metrics.jsonl`.
         update, evaluated: the last update, and the last evaluation, that the run goes on from.
     """
-    limits = {"train/loss": update, "val/loss": evaluated}
+    limits = dict.fromkeys(KINDS, update) | {"val/loss": evaluated}
     kept: list[bytes] = []
     abandoned: list[bytes] = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
@@ -102,12 +103,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [row for kind, row in map(_parse, lines) if kind is not None]
 
 
+def kind_of(row: dict[str, Any]) -> str:
+    """Raises StopIteration where it is of none."""
+    return next(kind for kind in KINDS if kind in row)
+
+
 def _parse(line: bytes) -> tuple[str | None, dict[str, Any]]:
     """A row's kind, and the row; None for a damaged line."""
     try:
         row = json.loads(line)
         if isinstance(row["iter"], int):
-            return next(kind for kind in KINDS if kind in row), row
+            return kind_of(row), row
     except (ValueError, TypeError, KeyError, StopIteration, RecursionError):
         pass
     return None, {}

@@ -104,18 +104,23 @@ class Passes:
         loss = self._backward(own.batch)
         return loss, self._unscale_and_clip(self.optimizer)
 
+    def draw(self, update: int, draw: int) -> None:
+        """Leaves the gradient on another draw (from 1) of an update's batch with the model, scaled and not clipped."""
+        self._backward(update, draw)
+
     def clear(self) -> None:
         """Clears the model's gradients."""
         self.processes.clear_gradients(self.model, self.optimizer)
 
-    def _backward(self, batch: int) -> Tensor:
-        """The gradient on a batch, averaged over micro-batches and processes. Returns this process's mean loss."""
+    def _backward(self, batch: int, *draw: int) -> Tensor:
+        """The gradient on a batch, or another draw of it, averaged over micro-batches and processes. Returns this
+        process's mean loss."""
         config, device = self.config, self.processes.device
         if config.dropout > 0:
-            torch.manual_seed(dropout_seed(config.seed, batch, self.processes.rank))
+            torch.manual_seed(dropout_seed(config.seed, batch, self.processes.rank, *draw))
         total = torch.zeros((), device=device)
         for step in range(self.steps):
-            inputs, targets = self.batches.micro_batch(batch, step)
+            inputs, targets = self.batches.micro_batch(batch, step, *draw)
             with self.processes.accumulate(self.model, last=step == self.steps - 1):
                 with autocast(device, config.dtype):
                     loss = self.model(inputs, targets)

@@ -11,6 +11,7 @@ from training.console import fail, say
 from training.metrics import MetricsFile, TrainingClock, format_count, format_duration
 from training.status import Status
 from training.tracking import Tracker
+from training.variance import ESTIMATES
 
 
 class Reporter:
@@ -76,6 +77,16 @@ class Reporter:
         self._write(update, {"val/loss": loss, "eval_seconds": round(seconds, 3), **figures})
         best = " (best so far)" if improved else ""
         say(f"update {update}: validation loss {loss:.4f}{best}, training waited {seconds:.2f} s")
+
+    def variance(self, update: int, figures: dict[str, float]) -> None:
+        """A row of the gradients' noise, as `GradientNoise` measured it at the weights before the update."""
+        self._write(update, figures)
+        errors = [(name, figures.get(f"variance/{name}_error")) for name in ESTIMATES]
+        shown = [f"{name} {error:.3g}" for name, error in errors if error is not None]
+        say(
+            f"update {update}: noise scale {figures['variance/noise_scale']:.3g} sequences, "
+            f"errors {', '.join(shown) or 'unknown'}, training waited {figures['variance_seconds']:.2f} s"
+        )
 
     def end(self, update: int, finished: bool, reason: str | None, unwritten: list[str]) -> bool:
         """Closes the files and says how the run ended.

@@ -26,6 +26,7 @@ UNLISTED_KEYS = ("out_dir", "resume")  # say nothing of the run
 # These may change without changing what the run computes, but for rounding. max_iters does if it sets the decay.
 NEUTRAL_KEYS = (
     *("max_iters", "lr_decay_iters", "eval_interval", "log_interval", "checkpoint_interval", "keep_checkpoints"),
+    *("log_variance", "variance_batches"),
     *("max_bad_updates", "stop_seconds", "batch_size", "shard_optimizer", "device", "compile", "compile_optimizer"),
     *("deterministic", "wandb_log", "wandb_project", "wandb_run_name", "wandb_group", "wandb_job_type", "wandb_tags"),
     *("wandb_x_axis", *UNLISTED_KEYS),

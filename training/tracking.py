@@ -5,8 +5,8 @@ file also has the last row that was sent. A start sends the rows after it first,
 could not send (it was killed, wandb failed, or was not asked for) are there in the end. Where `metrics.jsonl` no longer
 holds that row, the run has gone on in another way; it becomes a new run there, with all rows, beside the old one.
 
-A row's step in wandb is twice its `iter`, plus one for an evaluation: no two rows share a step, and steps grow over
-resumes, as wandb demands.
+A row's step in wandb is three times its `iter`, plus one for a training row, two for an evaluation: no two rows share a
+step, and steps grow over resumes, as wandb demands.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from training.console import say, warn
 from training.folder import read_json, write_json
-from training.metrics import format_count, read_rows
+from training.metrics import KINDS, format_count, kind_of, read_rows
 from training.stopping import STOPPED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -230,7 +230,7 @@ class Tracker:
 
 def step_of(row: Row) -> int:
     """The step of a row of `metrics.jsonl` in wandb."""
-    return 2 * int(row["iter"]) + ("val/loss" in row)
+    return len(KINDS) * int(row["iter"]) + KINDS.index(kind_of(row))
 
 
 def labels(record: dict[str, Any]) -> dict[str, Any]:
@@ -255,9 +255,9 @@ def labels(record: dict[str, Any]) -> dict[str, Any]:
 
 def _key(row: Row) -> Row:
     """What tells a row from one that was computed in another way. Its time may differ from the file's."""
-    kind = "val/loss" if "val/loss" in row else "train/loss"
-    loss = row[kind]
-    return {"iter": row["iter"], kind: loss if loss is not None and math.isfinite(loss) else None}
+    kind = kind_of(row)
+    value = row[kind]
+    return {"iter": row["iter"], kind: value if value is not None and math.isfinite(value) else None}
 
 
 def _can_go_online(wandb: Any) -> bool:

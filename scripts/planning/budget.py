@@ -25,7 +25,7 @@ class Compute:
     tokens: int
     evaluations: int
     flops: float
-    """of training and evaluation"""
+    """of training, evaluation and measurements of noise"""
     hours: float | None
     """None: not known"""
     gpu_hours: float | None
@@ -67,6 +67,9 @@ def compute(
     training = passes_an_update(config) * model.flops_per_token() * tokens
     # A third: forward only.
     evaluating = model.flops_per_token() / 3 * validation_tokens(config.dataset) * evaluations
+    measurements = config.max_iters // config.log_variance if config.log_variance else 0
+    drawn = measurements * config.variance_batches * config.total_batch_size * config.block_size
+    evaluating += model.flops_per_token() * drawn  # beside training too
     hours = None
     if tokens_per_second is not None:
         hours = tokens / (tokens_per_second * processes) / 3600

@@ -40,7 +40,7 @@ class MemoryPlanner:
 
     def __init__(self, config: TrainConfig, machine: Machine, processes: int) -> None:
         self.machine, self.processes = machine, processes
-        self.total_batch_size = config.total_batch_size
+        self.total_batch_size, self.sums_gradients = config.total_batch_size, config.log_variance > 0
         self.dtype: str = config.dtype
         if config.dtype == "auto":
             self.dtype = "bfloat16" if machine.on_gpu else pick_dtype("auto", torch.device("cpu"))
@@ -72,6 +72,7 @@ class MemoryPlanner:
         buckets = self.weights if self.processes > 1 else 0
         passes = self._passes.count(batch_size, accumulation).peak
         common = {"weights": self.weights, "optimizer state": optimizer.held, "buckets": buckets}
+        common |= {"sum of gradients": self.weights} if self.sums_gradients else {}
         common |= {"checkpoint copy": checkpoint_copy, "overhead": self.machine.overhead}
         # Where an evaluation is due, the step is measured against a copy of the weights before it.
         step = {"gradients": self.weights - buckets, "optimizer temporaries": optimizer.temporaries}

@@ -22,6 +22,7 @@ NAMES = {
     "backward": "working memory of the backward pass",
     "optimizer temporaries": "working memory of the step",
     "copy of the weights": "weights before the step, float32, where an evaluation is due",
+    "sum of gradients": "sum of gradients, float32, where log_variance measures",
     "checkpoint copy": "checkpoint on its way to the disk",
 }
 

@@ -25,13 +25,15 @@ def batches(stream: TokenStream, batch_size: int, accumulation: int, rank: int, 
     )
 
 
-def whole_update(stream: TokenStream, update: int, batch_size: int, accumulation: int, processes: int) -> list[int]:
+def whole_update(
+    stream: TokenStream, update: int, batch_size: int, accumulation: int, processes: int, **draw: int
+) -> list[int]:
     """The first token of every window of an update, whoever computes it."""
     return [
         int(row[0])
         for rank in range(processes)
         for step in range(accumulation)
-        for row in batches(stream, batch_size, accumulation, rank, processes).micro_batch(update, step)[0]
+        for row in batches(stream, batch_size, accumulation, rank, processes).micro_batch(update, step, **draw)[0]
     ]
 
 
@@ -59,6 +61,19 @@ def test_batches_need_no_history_and_differ(stream: TokenStream) -> None:
     assert other != straight[0]
 
 
+@pytest.mark.parametrize(("batch_size", "accumulation", "processes"), [(1, 8, 1), (2, 2, 2)])
+def test_other_draws_of_an_update_are_batches_that_no_update_has(
+    stream: TokenStream, batch_size: int, accumulation: int, processes: int
+) -> None:
+    def first_tokens(update: int, draw: int, *shares: int) -> tuple[int, ...]:
+        return tuple(sorted(whole_update(stream, update, *shares, draw=draw)))
+
+    whole = {(update, draw): first_tokens(update, draw, 8, 1, 1) for update in range(1, 9) for draw in range(5)}
+    assert len(set(whole.values())) == len(whole)
+    assert whole[3, 2] == first_tokens(3, 2, batch_size, accumulation, processes)
+    assert whole[3, 0] == tuple(sorted(whole_update(stream, 3, 8, 1, 1)))
+
+
 def test_offsets_are_fixed_for_ever() -> None:
     """A change here makes every old run incomparable with every new one."""
     windows = 9_035_582_198 - 1024  # OpenWebText
@@ -76,7 +91,8 @@ def test_offsets_are_uniform_and_reach_both_ends() -> None:
 
 def test_dropout_seeds_differ_by_update_and_process() -> None:
     seeds = {dropout_seed(seed, update, rank) for seed in (1, 2) for update in range(50) for rank in range(4)}
-    assert len(seeds) == 400
+    seeds |= {dropout_seed(1, update, rank, draw) for update in range(50) for rank in range(4) for draw in (1, 2)}
+    assert len(seeds) == 800
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 

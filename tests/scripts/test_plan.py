@@ -169,6 +169,17 @@ def test_the_parts_of_the_memory() -> None:
     assert shared.backward["gradients"] == two.memory(12, optimizer).backward["gradients"] == 0
 
 
+def test_measurements_of_noise_cost_a_sum_of_gradients_and_the_operations_of_each() -> None:
+    plans = [make_plan(replace(SMALL, max_iters=10, log_variance=n), Settings("h100")) for n in (0, 3)]
+    without, measured = plans
+    assert "sum of gradients" not in without.memory.backward
+    assert measured.memory.backward["sum of gradients"] == 4 * without.parameters
+    assert measured.memory.step["sum of gradients"] == 4 * without.parameters
+    tokens = 3 * SMALL.variance_batches * SMALL.total_batch_size * SMALL.block_size
+    more = measured.compute.flops - without.compute.flops
+    assert more == pytest.approx(on_meta(SMALL).flops_per_token() * tokens)
+
+
 def test_activations_grow_with_the_micro_batch_and_shrink_with_the_dtype() -> None:
     half = MemoryPlanner(replace(SMALL, dtype="bfloat16"), MACHINES["h100"], 1)
     full = MemoryPlanner(replace(SMALL, dtype="float32"), MACHINES["h100"], 1)

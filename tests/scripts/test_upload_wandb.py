@@ -79,10 +79,10 @@ def with_steps(rows: list[dict[str, Any]], steps: list[int]) -> list[dict[str, A
 def test_offline_everything_is_there(upload: Upload, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert upload(run) == 0
     (recording,) = recordings(run)
-    assert [row["_step"] for row in recording.rows] == [1, 2, 4, 5]
+    assert [row["_step"] for row in recording.rows] == [2, 4, 7, 8]
     rows = sent(recording)
     assert str(rows[2].pop("train/loss")) in ("nan", "NaN")
-    expected = with_steps(ROWS, [1, 2, 4, 5])
+    expected = with_steps(ROWS, [2, 4, 7, 8])
     expected[2].pop("train/loss")
     assert rows == expected
     assert (recording.exit_code, recording.preempted) == (75, True), "as status.json says"
@@ -105,12 +105,12 @@ def test_a_second_upload_sends_what_is_new_to_the_same_run(upload: Upload, run: 
     assert upload(run) == 0
     first, second = recordings(run)
     assert first.run.run_id == second.run.run_id
-    assert sent(second) == [row(4, **{"train/loss": 2.0}) | {"_step": 8}]
+    assert sent(second) == [row(4, **{"train/loss": 2.0}) | {"_step": 13}]
     assert upload(run, "--project=another", "--group=sweep") == 0
     third = recordings(run)[-1]
     assert third.run.run_id != first.run.run_id
     assert (third.run.project, third.run.run_group) == ("another", "sweep")
-    assert [row["_step"] for row in third.rows] == [1, 2, 4, 5, 8]
+    assert [row["_step"] for row in third.rows] == [2, 4, 7, 8, 13]
 
 
 @pytest.mark.slow
@@ -124,12 +124,12 @@ def test_online_the_server_says_what_it_lacks(upload: Upload, run: Path, monkeyp
         monkeypatch.setenv("WANDB_MODE", "online")
         assert upload(run) == upload(run) == 0
         (name,) = server.buckets
-        assert [row["_step"] for row in server.history(name)] == [1, 2, 4, 5]
+        assert [row["_step"] for row in server.history(name)] == [2, 4, 7, 8]
         with (run / "metrics.jsonl").open("a") as file:
             file.write("\n" + json.dumps(row(4, **{"train/loss": 2.0})) + "\n")
         assert upload(run) == 0
         assert list(server.buckets) == [name]
-        assert [row["_step"] for row in server.history(name)] == [1, 2, 4, 5, 8]
+        assert [row["_step"] for row in server.history(name)] == [2, 4, 7, 8, 13]
     bucket = server.buckets[name]
     assert (bucket["groupName"], bucket["jobType"]) == ("gpt2-124M openwebtext", "mars-adamw")
 

@@ -36,16 +36,16 @@ def fault(kind: str, updates: Collection[int], rank: int | None = None) -> Itera
     whole_batch, whole_forward = BatchesAhead.micro_batch, GPT.forward
     bad = False
 
-    def micro_batch(batches: BatchesAhead, update: int, step: int) -> tuple[Tensor, Tensor]:
+    def micro_batch(batches: BatchesAhead, update: int, step: int, *draw: int) -> tuple[Tensor, Tensor]:
         nonlocal bad
-        bad = update in updates and rank in (None, batches.batches.rank)
+        bad = not draw and update in updates and rank in (None, batches.batches.rank)
         if bad and kind == "raise":
             raise RuntimeError(MESSAGE)
         if bad and kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if bad and kind == "sleep":
             time.sleep(60)
-        return whole_batch(batches, update, step)
+        return whole_batch(batches, update, step, *draw)
 
     def forward(model: GPT, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         loss = whole_forward(model, tokens, targets)

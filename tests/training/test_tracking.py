@@ -83,7 +83,8 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 def as_sent(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that wandb should have for those of metrics.jsonl."""
-    return [row | {"_step": 2 * row["iter"] + ("val/loss" in row)} for row in rows]
+    kinds = ("variance/noise_scale", "train/loss", "val/loss")
+    return [row | {"_step": 3 * row["iter"] + next(n for n in range(3) if kinds[n] in row)} for row in rows]
 
 
 def own(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -96,7 +97,7 @@ def identity(folder: Path) -> str:
 
 
 def test_an_offline_run_has_everything(start: Start) -> None:
-    done = start("--optimizer=mars-adamw", "--wandb_x_axis=tokens", "--wandb_run_name=2024")
+    done = start("--optimizer=mars-adamw", "--wandb_x_axis=tokens", "--wandb_run_name=2024", "--log_variance=2")
     assert "no login on this machine, recording offline" in done.stdout
     (part,) = (done.folder / "wandb").glob("offline-run-*")
     assert done.stdout.endswith(f"wandb: recorded offline; to send it: wandb sync {part}\n")
@@ -106,6 +107,7 @@ def test_an_offline_run_has_everything(start: Start) -> None:
     keys = set().union(*recording.rows)
     assert keys >= {"iter", "tokens", "time", "train/loss", "val/loss", "lr", "grad_norm", "tokens_per_sec"}
     assert keys >= {"mars/clip_rate", "update_ratio/matrices", "update_ratio/embeddings", "update_ratio/vectors"}
+    assert keys >= {"variance/noise_scale", "variance/corrected_error", "variance/average_cosine", "variance_seconds"}
     run = recording.run
     assert (run.run_id, run.display_name, run.project) == (identity(done.folder), "2024", "mars-gpt2")
     assert (run.run_group, run.job_type) == ("gpt2-27.3k data", "mars-adamw")
