@@ -91,7 +91,7 @@ def test_an_update_that_was_not_made_has_none(run_train: Train, monkeypatch: pyt
     path = first.folder / "checkpoints" / "iter-00000003.pt"
     saved = torch.load(path, weights_only=True)
     torch.save(saved | {"evaluated": 0}, path)
-    monkeypatch.setattr("train.clip_gradients", lambda *_: torch.tensor(math.nan))
+    monkeypatch.setattr("training.passes.clip_gradients", lambda *_: torch.tensor(math.nan))
     done = run_train("--resume=auto", "--lr_decay_iters=6", "--eval_interval=1")
     assert done.status == 0, done.stderr
     assert [row["iter"] for row in done.rows if "val/loss" in row] == [0, 3, 4, 5, 6]
