@@ -174,7 +174,7 @@ class TrainConfig:
     log_interval: Count = 10
     """updates between rows of training loss"""
     log_variance: CountOrZero = 0
-    """updates between measurements of the noise of gradients and of the optimizer's estimates (docs/wandb.md); 0:
+    """updates between measurements of the noise of gradients and of the optimizer's estimates (docs/variance.md); 0:
     none. Training is the same with and without them"""
     variance_batches: Annotated[int, Field(ge=2, le=MANY)] = 8
     """gradients of a measurement, each on a batch of the update's size"""
