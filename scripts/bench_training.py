@@ -5,10 +5,12 @@
 - ours: what `train.py` does with the settings that `auto` stands for on this machine.
 
     python scripts/bench_training.py [--layers 6 --width 384 --vocab 50304 ...] [--device cuda] [--json FILE]
+    python scripts/bench_training.py --processes 2      each way by several processes on a CPU, a batch each
 
 Both make the same updates on the same batches (the source of Python's standard library, words as tokens), in turn,
 each in a process of its own, since how memory is allocated is a process's. A third process, ours in float32, shows
-which part of a difference between their losses is bfloat16's. Ratios are of medians over the rounds.
+which part of a difference between their losses is bfloat16's. Ratios are of medians over the rounds. `sync` is what
+an update waits for other processes' gradients, from the moment when its own last ones are sent.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +36,18 @@ from configs import ConfigError, TrainConfig
 from scripts.benchmarking.command import add_json, check_device, check_json
 from scripts.benchmarking.corpus import write_words
 from scripts.benchmarking.machine import machine
-from scripts.benchmarking.ways import OURS, OURS_FLOAT32, PARTS, PLAIN, Setting, Updates, Way, environment_of, serve
+from scripts.benchmarking.ways import (
+    OURS,
+    OURS_FLOAT32,
+    PARTS,
+    PLAIN,
+    Seat,
+    Setting,
+    Updates,
+    Way,
+    environment_of,
+    serve,
+)
 from training import RunError
 from training.console import fail
 
@@ -53,35 +69,49 @@ class Outcome:
 
 
 class Trainee:
-    """A process that trains in one way."""
+    """Processes that train in one way, together.
 
-    def __init__(self, way: Way, config: TrainConfig, tokens: Path, threads: int | None) -> None:
+    Args:
+        folder: of the tokens, train.bin; and for files of its own.
+        threads: of each process; None: torch's choice.
+    """
+
+    def __init__(self, way: Way, config: TrainConfig, folder: Path, processes: int, threads: int | None) -> None:
         self.way = way
-        self._connection, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
+        self._connections: list[Connection] = []
+        self._processes: list[SpawnProcess] = []
+        context, meeting = multiprocessing.get_context("spawn"), folder / f"meeting-{way.name}"
         with environment_of(way):
-            self._process = context.Process(target=serve, args=(way, config, tokens, threads, theirs), daemon=True)
-            self._process.start()
-        theirs.close()
+            for rank in range(processes):
+                ours, theirs = multiprocessing.Pipe()
+                given = (way, config, folder / "train.bin", Seat(rank, processes, meeting), threads, theirs)
+                self._processes.append(context.Process(target=serve, args=given, daemon=True))
+                self._processes[-1].start()
+                self._connections.append(ours)
+                theirs.close()
         self._receive()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """A method of its `Trainer`."""
-        self._connection.send((name, arguments))
+        """A method of each `Trainer`; the first one's result."""
+        for connection in self._connections:
+            connection.send((name, arguments))
         return self._receive()
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.join()
+        for process in self._processes:
+            process.kill()
+            process.join()
 
     def _receive(self) -> Any:
-        try:
-            value = self._connection.recv()
-        except EOFError:
-            raise RunError(f"{self.way.name}: its process ended (out of memory?)") from None
-        if isinstance(value, Exception):
-            raise RunError(f"{self.way.name}: {type(value).__name__}: {value}")
-        return value
+        values = []
+        for connection in self._connections:
+            try:
+                values.append(connection.recv())
+            except EOFError:
+                raise RunError(f"{self.way.name}: its process ended (out of memory?)") from None
+            if isinstance(values[-1], Exception):
+                raise RunError(f"{self.way.name}: {type(values[-1]).__name__}: {values[-1]}")
+        return values[0]
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -94,14 +124,19 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="times that the ways take turns")
     parser.add_argument("--updates", type=int, default=5, help="updates of a turn")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, help="of a CPU; torch's choice unless given")
+    parser.add_argument("--processes", type=int, default=1, help="that make each update together, on a CPU")
+    parser.add_argument("--threads", type=int, help="of a process on a CPU; torch's choice, or the cores shared out")
     parser.add_argument("--compile", choices=("auto", "true", "false"), default="auto", help="ours")
     parser.add_argument("--chunked_loss", choices=("auto", "true", "false"), default="auto", help="ours")
     add_json(parser)
     args = parser.parse_args(argv)
-    for name in (*sizes, "rounds", "updates"):
+    for name in (*sizes, "rounds", "updates", "processes"):
         if getattr(args, name) < 1:
             parser.error(f"argument --{name}: {getattr(args, name)} must be 1 or more")
+    if args.processes > 1 and args.device == "cuda":
+        parser.error("argument --processes: several need --device cpu")
+    if args.processes > 1 and args.threads is None:
+        args.threads = max(1, (os.cpu_count() or 1) // args.processes)
     check_device(parser, args.device)
     check_json(parser, args.json)
     return args
@@ -112,7 +147,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = config_of(args)
         with tempfile.TemporaryDirectory() as folder:
-            outcomes = measure(args, config, write_words(Path(folder) / "train.bin", args.vocab))
+            write_words(Path(folder) / "train.bin", args.vocab)
+            outcomes = measure(args, config, Path(folder))
     except (ConfigError, RunError) as error:
         fail(str(error))
         return 2 if isinstance(error, ConfigError) else 1
@@ -132,7 +168,7 @@ def config_of(args: argparse.Namespace) -> TrainConfig:
         vocab_size=args.vocab,
         block_size=args.block,
         batch_size=args.batch,
-        total_batch_size=args.batch,
+        total_batch_size=args.batch * args.processes,
         max_iters=args.rounds * args.updates + 1,
         warmup_iters=10,
         learning_rate=1e-3,
@@ -143,9 +179,9 @@ def config_of(args: argparse.Namespace) -> TrainConfig:
     )
 
 
-def measure(args: argparse.Namespace, config: TrainConfig, tokens: Path) -> list[Outcome]:
+def measure(args: argparse.Namespace, config: TrainConfig, folder: Path) -> list[Outcome]:
     """Plain, ours, and ours in float32."""
-    with trainees(args, config, tokens) as all_ways:
+    with trainees(args, config, folder) as all_ways:
         made: list[list[Updates]] = [[] for _ in all_ways]
         peaks = [0 for _ in all_ways]
         for trainee in all_ways:
@@ -161,11 +197,11 @@ def measure(args: argparse.Namespace, config: TrainConfig, tokens: Path) -> list
 
 
 @contextmanager
-def trainees(args: argparse.Namespace, config: TrainConfig, tokens: Path) -> Iterator[list[Trainee]]:
+def trainees(args: argparse.Namespace, config: TrainConfig, folder: Path) -> Iterator[list[Trainee]]:
     started: list[Trainee] = []
     try:
         for way in (PLAIN, OURS, OURS_FLOAT32):  # one after another: they would disturb each other's start
-            started.append(Trainee(way, config, tokens, args.threads))
+            started.append(Trainee(way, config, folder, args.processes, args.threads))
         yield started
     finally:
         for trainee in started:
@@ -174,7 +210,7 @@ def trainees(args: argparse.Namespace, config: TrainConfig, tokens: Path) -> Ite
 
 def outcome(args: argparse.Namespace, way: Way, setting: Setting, made: list[Updates], peak: int) -> Outcome:
     updates = [seconds for turn in made for seconds in turn.seconds]
-    rate = args.batch * args.block / statistics.median(sum(seconds.values()) for seconds in updates)
+    rate = args.batch * args.processes * args.block / statistics.median(sum(seconds.values()) for seconds in updates)
     return Outcome(
         name=way.name,
         setting=setting,

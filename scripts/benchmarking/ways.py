@@ -6,6 +6,7 @@ written out, AdamW not fused. The other one is what `train.py` does with the set
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 import model
@@ -29,8 +32,10 @@ from optim import build_optimizer, clip_gradients, learning_rate_at, set_learnin
 from training.ahead import BatchesAhead
 from training.device import autocast, keep_freed_memory, peak_flops, resolve, synchronize, to_device
 from training.environment import DEFAULTS, set_defaults
+from training.processes import Processes
 
-PARTS = ("data", "forward", "backward", "clipping", "optimizer", "logging")
+PARTS = ("data", "forward", "backward", "sync", "clipping", "optimizer", "logging")
+"""of an update. `sync`: what several processes wait for gradients of the others, once all of theirs are on their way"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,16 @@ OURS = Way("ours", False, {}, clip=clip_gradients)
 OURS_FLOAT32 = Way("ours, float32", False, {"dtype": "float32"}, clip=nn.utils.clip_grad_norm_)
 """Clips as the plain way does: torch's norm of 19M elements in float32 may be off by a thousandth, and what is to be
 seen is the model's arithmetic."""
+
+
+@dataclass
+class Seat:
+    """A process's place among those that make updates together."""
+
+    rank: int = 0
+    processes: int = 1
+    meeting: Path | None = None
+    """a file that is not there yet, through which they find each other; for several"""
 
 
 @dataclass
@@ -80,9 +95,10 @@ class Trainer:
         way: how.
         config: the benchmark's.
         tokens: a file of training tokens.
+        seat: its place among the processes that make updates together; several are for a CPU.
     """
 
-    def __init__(self, way: Way, config: TrainConfig, tokens: Path) -> None:
+    def __init__(self, way: Way, config: TrainConfig, tokens: Path, seat: Seat) -> None:
         self.plain, self.clip = way.plain, way.clip
         self.device = torch.device("cuda", 0) if config.device == "cuda" else torch.device("cpu")
         self.config = resolve(replace(config, **way.settings), self.device)
@@ -96,6 +112,8 @@ class Trainer:
         self.model = GPT(GPTConfig(**sizes), bool(self.config.chunked_loss)).to(self.device)
         if self.config.compile:
             self.model.compile()
+        self.processes = Processes(seat.rank, seat.rank, seat.processes, self.device)
+        self.parallel = self.model if seat.processes == 1 else self._join(seat)
         self.optimizer: torch.optim.Optimizer = build_optimizer(self.model, self.config)
         if way.plain:
             groups = [{**group, "fused": False, "foreach": False} for group in self.optimizer.param_groups]
@@ -105,8 +123,8 @@ class Trainer:
             block_size=config.block_size,
             batch_size=config.batch_size,
             accumulation=1,
-            rank=0,
-            processes=1,
+            rank=seat.rank,
+            processes=seat.processes,
             seed=config.seed,
             vocab_size=config.vocab_size,
         )
@@ -115,6 +133,23 @@ class Trainer:
         self.batches = batches if way.plain else ahead.__enter__()
         self.update = 0
         self.first_update = sum(self.run(1).seconds[0].values())
+
+    def _join(self, seat: Seat) -> nn.Module:
+        """The model with gradients averaged over the processes: as DistributedDataParallel does by itself, or as
+        `train.py` has it."""
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{seat.meeting}", rank=seat.rank, world_size=seat.processes
+        )
+        parallel = DistributedDataParallel(self.model) if self.plain else self.processes.wrap(self.model)
+        assert isinstance(parallel, DistributedDataParallel)
+        parallel.register_comm_hook(None, lambda _, bucket: self._send(bucket))
+        return parallel
+
+    def _send(self, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+        """Sends a bucket of gradients, and keeps the time: in the end the last one's."""
+        self.sent = self._now()
+        assert distributed.group.WORLD is not None
+        return allreduce_hook(distributed.group.WORLD, bucket)
 
     def run(self, updates: int) -> Updates:
         """Makes the next updates."""
@@ -148,19 +183,27 @@ class Trainer:
         inputs, targets = (to_device(part, self.device) for part in self.batches.micro_batch(self.update, 0))
         stamps.append(self._now())
         with autocast(self.device, self.config.dtype):
-            loss = self.model(inputs, targets)
+            loss = self.parallel(inputs, targets)
         stamps.append(self._now())
+        self.sent = math.inf
         loss.backward()
-        stamps.append(self._now())
+        end = self._now()
+        stamps += [min(self.sent, end), end]
         norm = self.clip(self.model.parameters(), self.config.grad_clip)
         stamps.append(self._now())
         config = self.config
         rate = learning_rate_at(self.update, config.learning_rate, config.min_lr, config.warmup_iters, config.max_iters)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.plain:
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self.processes.clear_gradients(self.parallel, self.optimizer)
         stamps.append(self._now())
-        value, _ = torch.stack([loss.detach(), norm]).tolist()
+        printed = torch.stack([loss.detach(), norm])
+        if self.processes.size > 1:
+            distributed.all_reduce(printed)
+        value, _ = (printed / self.processes.size).tolist()
         stamps.append(self._now())
         return {part: end - start for part, (start, end) in zip(PARTS, pairwise(stamps), strict=True)}, value
 
@@ -183,12 +226,12 @@ def explicit_attention() -> Iterator[None]:
         yield
 
 
-def serve(way: Way, config: TrainConfig, tokens: Path, threads: int | None, connection: Any) -> None:
+def serve(way: Way, config: TrainConfig, tokens: Path, seat: Seat, threads: int | None, connection: Any) -> None:
     """A process that trains in one way: takes the names and arguments of `Trainer`'s methods, gives their results."""
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        trainer = Trainer(way, config, tokens)
+        trainer = Trainer(way, config, tokens, seat)
         connection.send(None)
         while (request := connection.recv()) is not None:
             name, arguments = request

@@ -25,6 +25,7 @@ def test_ways_make_the_same_updates(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert in_float32["losses"] == pytest.approx(plain["losses"], abs=1e-4)
     assert ours["losses"] == pytest.approx(plain["losses"], abs=1e-2)
     for way in report["ways"]:
+        assert way["parts"].pop("sync") == 0, "nobody to wait for"
         assert set(way["parts"]) == {"data", "forward", "backward", "clipping", "optimizer", "logging"}
         assert all(seconds > 0 for seconds in way["parts"].values())
         whole = 4 * 32 / way["tokens_per_second"]
@@ -36,9 +37,29 @@ def test_ways_make_the_same_updates(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert report["machine"] in out
 
 
+@pytest.mark.slow
+def test_two_processes_make_the_updates_of_one(tmp_path: Path) -> None:
+    losses = []
+    for processes, batch in ((1, 4), (2, 2)):
+        file = tmp_path / f"{processes}.json"
+        command = [*TINY, f"--processes={processes}", f"--batch={batch}", "--rounds=1", "--updates=4", f"--json={file}"]
+        assert bench_training.main(command) == 0
+        ways = json.loads(file.read_text())["ways"]
+        assert all((way["parts"]["sync"] > 0) == (processes == 2) for way in ways)
+        losses.append([way["losses"] for way in ways])
+    one, two = losses
+    assert two[0] == pytest.approx(one[0], abs=1e-5)
+    assert two[1] == pytest.approx(one[1], abs=1e-2)
+    assert two[2] == pytest.approx(one[2], abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
-    [("--batch=0", "--batch: 0 must be 1 or more"), ("--json=/nowhere/x.json", "there is no folder /nowhere")],
+    [
+        ("--processes=0", "--processes: 0 must be 1 or more"),
+        ("--batch=0", "--batch: 0 must be 1 or more"),
+        ("--json=/nowhere/x.json", "there is no folder /nowhere"),
+    ],
 )
 def test_mistakes_end_in_a_line(argument: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
