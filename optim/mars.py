@@ -22,9 +22,10 @@ from optim.batch import Batch
 from optim.clipping import Clipping, norm_of
 from optim.estimator import compute_dtype
 from optim.estimators import SVRG, Estimator, SecondGradient, new_estimators
+from optim.gammas import Gammas
 from optim.preconditioner import PRECONDITIONERS
 from optim.runner import Runner
-from optim.schedule import RUNNING_NORM, AdaptiveGamma, GammaSchedule
+from optim.schedule import GammaSchedule
 from optim.settings import check_settings, check_whole
 
 
@@ -114,7 +115,7 @@ class MARS(Optimizer):
             "refresh_interval": refresh_interval,
             "damping": damping,
         }
-        self._gamma_schedules: list[GammaSchedule | None] = []  # of each group
+        self._gammas = Gammas()
         self._runner = Runner(compile)
         self.step_allowed: Tensor | None = None
         """whether a step may change anything, a 0-d bool on the device of the parameters; None: it may"""
@@ -131,18 +132,11 @@ class MARS(Optimizer):
             ValueError: a setting out of range or unknown.
         """
         settings = self.defaults | param_group
-        gamma = settings["gamma"]
-        schedule: GammaSchedule | None = gamma if callable(gamma) or isinstance(gamma, AdaptiveGamma) else None
-        if isinstance(schedule, AdaptiveGamma):
-            settings["gamma"] = schedule.between  # until the first step
-        elif schedule is not None:
-            settings["gamma"] = schedule(1)
+        schedule, settings["gamma"] = Gammas.schedule_of(settings["gamma"])
         check_settings(settings, schedule is not None)
         check_whole(settings, self.defaults)
         super().add_param_group(param_group | {"gamma": settings["gamma"]})
-        self._gamma_schedules.append(schedule)
-        if isinstance(schedule, AdaptiveGamma):
-            self.param_groups[-1][RUNNING_NORM] = torch.tensor(math.nan)
+        self._gammas.add(self.param_groups[-1], schedule)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -170,8 +164,13 @@ class MARS(Optimizer):
         work = list(self._with_gradient())
         self._check_state(work)
         batches = self._batches(work)
-        self._runner.decide([parameter for group in self.param_groups for parameter in group["params"]])
-        with self._adapted_gamma(batches):
+        every = [parameter for group in self.param_groups for parameter in group["params"]]
+        self._runner.decide(every)
+        with self._gammas.adapted(
+            self.param_groups,
+            lambda: self._clipping.norm_of_all(batches, every, self._device),
+            lambda: self._clipping.skipped,
+        ):
             for batch in batches:
                 batch.estimator.before_step(batch, self._runner, self._clipping)
             if self.watcher is not None and not any(batch.folded for batch in batches):
@@ -289,7 +288,7 @@ class MARS(Optimizer):
     @property
     def gamma_schedules(self) -> list[GammaSchedule | None]:
         """Of each group: the schedule that its gamma follows, where it does."""
-        return self._gamma_schedules
+        return self._gammas.schedules
 
     @property
     def spare_bytes(self) -> int:
@@ -308,11 +307,8 @@ class MARS(Optimizer):
             figures["mars/skipped"] = self._clipping.skipped.float()
         if self._clipping.clip_rate is not None and any(group["clip"] != "none" for group in self.param_groups):
             figures["mars/clip_rate"] = self._clipping.clip_rate
-        for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
-            gamma = group["gamma"]
-            if schedule is not None:
-                gamma = gamma if isinstance(gamma, Tensor) else torch.tensor(gamma, dtype=torch.float64)
-                figures.setdefault("mars/gamma", gamma)
+        if (gamma := self._gammas.scheduled(self.param_groups)) is not None:
+            figures["mars/gamma"] = gamma
         return figures
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -339,17 +335,12 @@ class MARS(Optimizer):
             for name, value in state_dict["state"].get(number, {}).items():
                 device = "cpu" if name == "step" else parameter.device
                 self.state[parameter][name] = value.detach().to(device, copy=True)
-        for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
-            if isinstance(schedule, AdaptiveGamma):
-                group.setdefault(RUNNING_NORM, torch.tensor(math.nan))
-            elif RUNNING_NORM in group:
-                del group[RUNNING_NORM]
-                group["gamma"] = float(group["gamma"])
+        self._gammas.restore(self.param_groups)
         if self._second is not None:
             self._second.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: self.__dict__[name] for name in ("_gamma_schedules", "_runner")}
+        own = {name: self.__dict__[name] for name in ("_gammas", "_runner")}
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -409,39 +400,14 @@ class MARS(Optimizer):
                 yield parameter, parameter.grad, index
 
     def _follow_gamma_schedules(self) -> None:
-        if not any(self._gamma_schedules):
-            return
-        step = int(max((state["step"].item() for state in self.state.values() if state), default=0)) + 1
-        for group, schedule in zip(self.param_groups, self._gamma_schedules, strict=True):
-            if callable(schedule):
-                group["gamma"] = schedule(step)
+        if any(self._gammas.schedules):
+            step = int(max((state["step"].item() for state in self.state.values() if state), default=0)) + 1
+            for group in self._gammas.follow(self.param_groups, step):
                 check_settings(group, scheduled=True)
-
-    def _adaptive_groups(self) -> list[tuple[dict[str, Any], AdaptiveGamma]]:
-        """The groups whose gamma follows the norm of the gradients."""
-        pairs = zip(self.param_groups, self._gamma_schedules, strict=True)
-        return [(group, schedule) for group, schedule in pairs if isinstance(schedule, AdaptiveGamma)]
-
-    @contextmanager
-    def _adapted_gamma(self, batches: list[Batch]) -> Iterator[None]:
-        """Sets every gamma that follows the norm of the gradients, and averages that norm if in the `with` block it is
-        found that the step changes anything."""
-        adaptive = self._adaptive_groups()
-        if not adaptive:
-            yield
-            return
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        norm = self._clipping.norm_of_all(batches, parameters, self._device)
-        for group, schedule in adaptive:
-            schedule.adapt(group, norm)
-        yield
-        assert self._clipping.skipped is not None
-        for group, schedule in adaptive:
-            schedule.take_in(group, norm, self._clipping.skipped)
 
     def _corrects(self, index: int) -> bool:
         """Whether a group's gradients are corrected, now or at times."""
-        group, schedule = self.param_groups[index], self._gamma_schedules[index]
+        group, schedule = self.param_groups[index], self._gammas.schedules[index]
         return group["estimator"] != "none" and (schedule is not None or group["gamma"] != 0)
 
     def _estimator_of(self, index: int) -> Estimator:
